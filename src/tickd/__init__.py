@@ -1,0 +1,1 @@
+"""tickd: one tick of one graph has one writer, on however many replicas."""
