@@ -1,0 +1,65 @@
+"""Fixtures: a real Postgres for the session, and a fresh database in it for each test."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.database import Database, Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The Postgres of the session: TICKD_TEST_DSN (a superuser's) if set, else a throwaway cluster; never none."""
+    given = os.environ.get("TICKD_TEST_DSN")
+    if given:
+        server = Server(given)
+        server.make_owner()
+        yield server
+        server.drop_owner()
+        return
+    cluster = Cluster()
+    try:
+        cluster.init()
+        cluster.start()
+        server = Server(cluster.admin_dsn("postgres"))
+        server.make_owner()
+        yield server
+    finally:
+        cluster.remove()
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[Database]:
+    """A fresh, empty database, dropped with everybody who is still connected."""
+    database = Database(server)
+    try:
+        database.create()
+        yield database
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def dsn(database: Database) -> str:
+    """The URL of the test's database, as its owner."""
+    return database.dsn
+
+
+@pytest.fixture
+def admin_dsn(database: Database) -> str:
+    """The conninfo of the test's database as superuser, to look on from outside."""
+    return database.admin_dsn
+
+
+@pytest.fixture
+def private_cluster() -> Iterator[Cluster]:
+    """A cluster of the test's own, running, which it may stop and restart."""
+    cluster = Cluster()
+    try:
+        cluster.init()
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
