@@ -50,9 +50,9 @@ def server_binary(name: str) -> str:
     homes = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"), key=lambda home: int(home.parent.name), reverse=True
     )
-    for candidate in [*(home / name for home in homes), *filter(None, [shutil.which(name)])]:
-        if Path(candidate).exists():
-            return str(candidate)
+    found = shutil.which(name, path=os.pathsep.join([*map(str, homes), os.environ.get("PATH", "")]))
+    if found:
+        return found
     raise RuntimeError(f"no {name!r}: run scripts/install-debian, or name a server in TICKD_TEST_DSN")
 
 

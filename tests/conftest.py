@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.database import Database, Server
+from tests.witness import Witness
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +64,12 @@ def private_cluster() -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.remove()
+
+
+@pytest.fixture
+def witness(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Witness]:
+    """The oracle of the test's database: the graphs of `tests/graphs/witnessed.py`, here and in children, write there."""
+    witness = Witness(database.admin_dsn)
+    monkeypatch.setenv("WITNESS_DSN", witness.dsn)
+    yield witness
+    witness.close()

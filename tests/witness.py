@@ -1,0 +1,119 @@
+"""The oracle of exclusion: reads what the witnessed graphs wrote, and says in SQL what went wrong.
+
+The nodes of `tests/graphs/witnessed.py` write the rows. A *run* here is what one replica did of one tick under one
+token: the span from its first node's begin to its last node's end.
+"""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, LiteralString, NamedTuple
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+
+GRAPHS = Path(__file__).parent / "graphs" / "witnessed.py"
+
+SCHEMA = """
+CREATE SCHEMA witness;
+CREATE TABLE witness.node_run (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    graph text NOT NULL,
+    fire_time timestamptz NOT NULL,
+    attempt int NOT NULL,
+    replica text NOT NULL,
+    token bigint NOT NULL,
+    thread_id text NOT NULL,
+    node text NOT NULL,
+    pid int NOT NULL,
+    began timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended timestamptz
+);
+CREATE VIEW witness.run AS
+SELECT graph, fire_time, attempt, replica, token, thread_id, pid,
+       min(began) AS began, max(coalesce(ended, 'infinity')) AS ended
+FROM witness.node_run
+GROUP BY graph, fire_time, attempt, replica, token, thread_id, pid
+"""
+
+OVERLAPS = """
+SELECT one.graph, one.fire_time, one.replica, other.fire_time AS other_fire_time, other.replica AS other_replica
+FROM witness.run AS one
+JOIN witness.run AS other
+  ON one.graph = other.graph
+ AND (one.began, one.fire_time, one.replica, one.token) < (other.began, other.fire_time, other.replica, other.token)
+ AND other.began < one.ended
+ORDER BY one.began
+"""
+
+REPEATS = """
+SELECT graph, fire_time, count(*) AS runs
+FROM witness.run
+GROUP BY graph, fire_time
+HAVING count(*) > 1
+ORDER BY fire_time
+"""
+
+GAPS = """
+SELECT expected AS fire_time
+FROM (SELECT min(fire_time) AS first, max(fire_time) AS last FROM witness.run WHERE graph = %(graph)s) AS seen,
+     generate_series(first, last, %(every)s::interval) AS expected
+WHERE NOT EXISTS (SELECT FROM witness.run WHERE graph = %(graph)s AND fire_time = expected)
+ORDER BY expected
+"""
+
+RUNS = "SELECT * FROM witness.run WHERE graph = coalesce(%(graph)s, graph) ORDER BY began"
+NODES = "SELECT * FROM witness.node_run WHERE graph = coalesce(%(graph)s, graph) ORDER BY began, id"
+
+# A killed process never writes its end, yet it ended with the kill; open for ever it would overlap whoever follows.
+BURY = "UPDATE witness.node_run SET ended = greatest(began, %(at)s) WHERE replica = %(replica)s AND ended IS NULL"
+
+
+class Witness:
+    """The oracle of one database."""
+
+    def __init__(self, admin_dsn: str) -> None:
+        self.dsn = admin_dsn
+        self.connection = psycopg.connect(admin_dsn, autocommit=True, row_factory=namedtuple_row)
+        self.connection.execute(SCHEMA)
+
+    def close(self) -> None:
+        """Leave the database."""
+        self.connection.close()
+
+    def overlaps(self) -> list[Any]:
+        """Return the pairs of runs of one graph that went on at the same time (I1)."""
+        return self._rows(OVERLAPS)
+
+    def repeats(self) -> list[Any]:
+        """Return the ticks that were run more than once, with the count (I2)."""
+        return self._rows(REPEATS)
+
+    def gaps(self, graph: str, every: timedelta) -> list[datetime]:
+        """Return the fire times between the first and the last run of a graph that nobody ran (I5)."""
+        return [row.fire_time for row in self._rows(GAPS, graph=graph, every=every)]
+
+    def runs(self, graph: str | None = None) -> list[Any]:
+        """Return every run, in the order of their beginnings."""
+        return self._rows(RUNS, graph=graph)
+
+    def nodes(self, graph: str | None = None) -> list[Any]:
+        """Return every node's row, in the order of their beginnings."""
+        return self._rows(NODES, graph=graph)
+
+    def now(self) -> datetime:
+        """Return the database's time, to tell `bury` when a process was killed."""
+        (row,) = self._rows("SELECT clock_timestamp() AS now")
+        now: datetime = row.now
+        return now
+
+    def bury(self, replica: str, at: datetime) -> None:
+        """End the open rows of a replica that was killed at this instant."""
+        self.connection.execute(BURY, {"replica": replica, "at": at})
+
+    def query(self, statement: LiteralString, **parameters: Any) -> list[Any]:
+        """Return the rows of any other query, as superuser."""
+        return self._rows(statement, **parameters)
+
+    def _rows(self, statement: LiteralString, **parameters: Any) -> list[Any]:
+        return list[NamedTuple](self.connection.execute(statement, parameters).fetchall())
