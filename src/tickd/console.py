@@ -1,0 +1,215 @@
+"""One log line as people read it: from the fields of a JSON line to one line of coloured text.
+
+`tickd run` uses it when stdout is a terminal, `tickd dev` for the lines of its replicas. It is pure: the same fields give
+the same text, and nothing that a graph puts into a field can move the cursor or start a line of its own.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from tickd.tick import SkipReason
+
+
+Line = Mapping[str, Any]
+
+GRAPH_WIDTH = 12
+LEVEL_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
+COMMON = {"event", "level", "timestamp", "replica", "graph", "fire_time", "exception"}
+CAUSE = ("error_type", "error")
+# What the sentence of a tick tells, and what only a machine wants to read.
+TICK_FIELDS = {
+    *("thread_id", "token", "attempt", "late_ms", "duration_ms", "steps", "timeout_ms", "interrupts"),
+    *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes"),
+}
+# C0, DEL, C1, the line and paragraph separators, the marks that turn the reading direction around, lone surrogates.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def render(line: Line, *, replica_style: str = "cyan") -> Text:
+    """Return the line's text: time of day (UTC), replica, graph, and what happened, in words.
+
+    A field that the words do not use follows as `key=value`; a traceback follows on lines of its own. A field that is
+    missing or of an unexpected shape shortens the sentence and never raises.
+    """
+    event = str(line.get("event", ""))
+    sentence = SENTENCES[event](line) if event in SENTENCES else plain(event)
+    text = Text(f"{clock(line.get('timestamp'))}  ", style="dim", end="")
+    text.append(f"{plain(line.get('replica', '-'))}  ", style=f"not dim {replica_style}")
+    if "graph" in line:
+        text.append(f"{plain(line['graph']):<{GRAPH_WIDTH}}  ", style="not dim bold")
+    text.append(sentence + cause(line), style=f"not dim {style_of(event, line)}")
+    told = COMMON | (TICK_FIELDS if event.startswith("tick.") else set())
+    for key in line:
+        if key not in told and key not in CAUSE:
+            text.append(f"  {plain(key)}={plain(line[key])}")
+    if "fire_time" in line and clock(line["fire_time"]) != clock(line.get("timestamp")):
+        text.append(f"  (tick of {clock(line['fire_time'])})")
+    if line.get("exception"):
+        for row in str(line["exception"]).rstrip("\n").split("\n"):
+            text.append(f"\n          {plain(row)}")
+    return text
+
+
+def plain(value: Any) -> str:
+    """Return the value as text on one line, with every control character spelled out."""
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
+
+
+def clock(instant: Any) -> str:
+    """Return the time of day of an ISO 8601 text, without its fraction, or the text itself."""
+    match = re.search(r"[T ](\d\d:\d\d:\d\d)", str(instant))
+    return match[1] if match else plain(instant)
+
+
+def span(milliseconds: Any) -> str:
+    """Return a number of milliseconds as `43 ms`, `3.2 s` or `2 min 5 s`."""
+    if not isinstance(milliseconds, int | float) or not math.isfinite(milliseconds):
+        return plain(milliseconds)
+    if abs(milliseconds) < 999.5:  # noqa: PLR2004 - what rounds to 1000 ms reads better as a second
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if abs(seconds) < 59.95:  # noqa: PLR2004 - likewise a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def style_of(event: str, line: Line) -> str:
+    """Return the colour of the sentence: green for a run, dim for what is not news, else that of the level."""
+    level = str(line.get("level", "info"))
+    if level in LEVEL_STYLES:
+        return LEVEL_STYLES[level]
+    if event == "tick.ran":
+        return "green"
+    return "dim" if event in {"tick.started", "tick.skipped"} else ""
+
+
+def started(line: Line) -> str:
+    """Say that a run began, and which attempt it is when it is not the first."""
+    attempt = line.get("attempt", 1)
+    again = "" if attempt == 1 else f", attempt {plain(attempt)}"
+    return f"started{again}"
+
+
+def ran(line: Line) -> str:
+    """Say how long the run took and how many super-steps it had."""
+    return f"ran{within(line)}{steps(line)}"
+
+
+def within(line: Line) -> str:
+    """Return ` in 43 ms` where the duration is known."""
+    return f" in {span(line['duration_ms'])}" if "duration_ms" in line else ""
+
+
+def after(line: Line) -> str:
+    """Return ` after 43 ms` where the duration is known."""
+    return f" after {span(line['duration_ms'])}" if "duration_ms" in line else ""
+
+
+def steps(line: Line) -> str:
+    """Return `, 4 steps` where the number is known."""
+    if "steps" not in line:
+        return ""
+    return f", {plain(line['steps'])} {'step' if line['steps'] == 1 else 'steps'}"
+
+
+def cause(line: Line) -> str:
+    """Return `: RuntimeError: supplier feed down`, or as much of it as the line has."""
+    return "".join(f": {plain(line[key])}" for key in CAUSE if line.get(key))
+
+
+def timed_out(line: Line) -> str:
+    """Say how long the run was allowed to take."""
+    return f"timed out{': longer than ' + span(line['timeout_ms']) if 'timeout_ms' in line else ''}"
+
+
+def interrupted(line: Line) -> str:
+    """Say that the graph waits for an answer, and to what."""
+    asked = line.get("interrupts")
+    return f"waits for an answer{': ' + plain(asked) if asked else ''}"
+
+
+def skipped(line: Line) -> str:
+    """Say why this replica did not run the tick, and whom it deferred to."""
+    reason = plain(line.get("reason", "no reason given"))
+    return f"skipped: {SKIPS[reason](line) if reason in SKIPS else reason}"
+
+
+def lock_held(line: Line) -> str:
+    """Name the holder and since when, where they are known."""
+    since = f" (since {clock(line['holder_since'])})" if line.get("holder_since") else ""
+    return f"{plain(line.get('holder') or 'another session')} holds it{since}"
+
+
+def already_ran(line: Line) -> str:
+    """Name the replica that ran the tick, where it is known."""
+    since = f" (at {clock(line['holder_since'])})" if line.get("holder_since") else ""
+    return f"{plain(line['holder'])} ran it{since}" if line.get("holder") else "it ran already"
+
+
+def missed(line: Line) -> str:
+    """Say how late the tick was and how late it might have been."""
+    late = f": {span(line['late_ms'])} late" if "late_ms" in line else ""
+    return f"missed{late}{', ' + span(line['grace_ms']) + ' allowed' if 'grace_ms' in line else ''}"
+
+
+def lock_lost(line: Line) -> str:
+    """Say why the hold ended under the run."""
+    why = f": {plain(line['cause'])}" if line.get("cause") else ""
+    return f"lost its lock{after(line)}{why}; the run was stopped"
+
+
+def handed_off(line: Line) -> str:
+    """Say before which node the run stopped."""
+    nodes = line.get("next_nodes")
+    if isinstance(nodes, list | tuple):
+        nodes = ", ".join(map(plain, nodes))
+    return f"handed off{' before ' + plain(nodes) if nodes else ''}; another replica may continue"
+
+
+def abandoned(line: Line) -> str:
+    """Name the replica that began the tick and is gone."""
+    return f"abandoned: {plain(line.get('holder') or 'its holder')} began it and is gone"
+
+
+SKIPS: dict[str, Callable[[Line], str]] = {
+    SkipReason.LOCK_HELD: lock_held,
+    SkipReason.ALREADY_RAN: already_ran,
+    SkipReason.PAUSED: lambda _: "the graph is paused",
+    SkipReason.DRAINING: lambda _: "this replica is stopping",
+    SkipReason.DISABLED: lambda _: "the graph is disabled",
+    SkipReason.COALESCED: lambda _: "a later tick stands for it",
+    SkipReason.BACKLOG_FULL: lambda _: "too many ticks wait already",
+    SkipReason.INTERRUPTED: lambda _: "an earlier run waits for an answer",
+}
+
+SENTENCES: dict[str, Callable[[Line], str]] = {
+    "tick.started": started,
+    "tick.ran": ran,
+    "tick.failed": lambda line: f"failed{after(line)}",
+    "tick.timed_out": timed_out,
+    "tick.interrupted": interrupted,
+    "tick.skipped": skipped,
+    "tick.missed": missed,
+    "tick.lock_lost": lock_lost,
+    "tick.handed_off": handed_off,
+    "tick.abandoned": abandoned,
+    "tick.error": lambda _: "could not be tried",
+    "lock.unlock_failed": lambda _: "the unlock found no lock: it had been lost before",
+    "daemon.started": lambda _: "started",
+    "daemon.ready": lambda _: "ready",
+    "daemon.draining": lambda _: "stopping: no new ticks, waiting for what runs",
+    "daemon.stopped": lambda _: "stopped",
+    "schedule.loaded": lambda _: "schedule loaded",
+    "schedule.reloaded": lambda _: "schedule loaded again",
+    "schedule.rejected": lambda _: "schedule rejected",
+    "clock.skewed": lambda _: "this clock differs from the database's",
+    "clock.jumped": lambda _: "this clock jumped",
+    "loop.blocked": lambda _: "the event loop was blocked",
+    "database.unreachable": lambda _: "database unreachable",
+    "database.reachable": lambda _: "database reachable again",
+}
