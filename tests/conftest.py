@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.database import Database, Server
+from tests.pooler import Pooler
 from tests.witness import Witness
 
 
@@ -73,3 +74,37 @@ def witness(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wit
     monkeypatch.setenv("WITNESS_DSN", witness.dsn)
     yield witness
     witness.close()
+
+
+@pytest.fixture
+def private_database(private_cluster: Cluster) -> Iterator[Database]:
+    """A fresh database on the cluster of the test's own; it goes away with the cluster."""
+    server = Server(private_cluster.admin_dsn("postgres"))
+    server.make_owner()
+    database = Database(server)
+    database.create()
+    yield database
+    database.connection.close()
+
+
+@pytest.fixture
+def standby(private_cluster: Cluster) -> Iterator[Cluster]:
+    """A hot standby that streams from `private_cluster`."""
+    standby = Cluster()
+    try:
+        standby.init_standby(private_cluster)
+        standby.start()
+        yield standby
+    finally:
+        standby.remove()
+
+
+@pytest.fixture
+def pooler(server: Server) -> Iterator[Pooler]:
+    """A PgBouncer in transaction mode before the session's server."""
+    pooler = Pooler(server.admin)
+    try:
+        pooler.start()
+        yield pooler
+    finally:
+        pooler.remove()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.database import Database
+from tests.pooler import Pooler
 
 
 def one(dsn: str, query: str) -> object:
@@ -77,3 +78,30 @@ def test_a_private_cluster_comes_back_on_its_port(private_cluster: Cluster):
     private_cluster.restart("immediate")
 
     assert one(dsn, "SELECT pg_postmaster_start_time()") != before
+
+
+def test_the_pooler_hands_each_transaction_another_session(database: Database, pooler: Pooler):
+    """In session mode it would hide exactly the faults that the tests use it for."""
+    through = pooler.through(database.dsn)
+    with (
+        psycopg.connect(through, autocommit=True, prepare_threshold=None) as first,
+        psycopg.connect(through, autocommit=True, prepare_threshold=None) as second,
+    ):
+        taken = first.execute("SELECT pg_try_advisory_lock(1, 2), pg_backend_pid()").fetchone()
+        second.execute("BEGIN")
+        other = second.execute("SELECT pg_backend_pid()").fetchone()
+        again = first.execute("SELECT pg_advisory_unlock(1, 2), pg_backend_pid()").fetchone()
+
+    assert taken
+    assert other == taken[1:]
+    assert again
+    assert not again[0]
+
+
+def test_a_standby_follows_and_is_read_only(private_database: Database, standby: Cluster):
+    """A lock taken there excludes nobody, so tickd must be able to tell."""
+    dsn = standby.admin_dsn(private_database.name)
+
+    assert one(dsn, "SELECT pg_is_in_recovery()")
+    with psycopg.connect(dsn) as connection, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        connection.execute("CREATE TABLE t ()")
