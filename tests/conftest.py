@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster import Cluster
 from tests.database import Database, Server
 from tests.pooler import Pooler
+from tests.replicas import Fleet
 from tests.witness import Witness
 
 
@@ -108,3 +110,10 @@ def pooler(server: Server) -> Iterator[Pooler]:
         yield pooler
     finally:
         pooler.remove()
+
+
+@pytest.fixture
+def fleet(dsn: str, witness: Witness, tmp_path: Path) -> Iterator[Fleet]:  # noqa: ARG001  # its graphs bear witness
+    """Real replicas on the test's database; none of them survives the test."""
+    with Fleet(tmp_path, dsn) as fleet:
+        yield fleet
