@@ -1,0 +1,152 @@
+"""A DSN: where a database is and how one gets in, with the password kept out of everything that is shown.
+
+The password may change while tickd runs (rotation), so it is read again for each connection: from the URL or the
+settings, from a file, or from a command. libpq's own messages quote what they could not read, which may be a part of
+the password; none of them is passed on for a URL that does not parse.
+"""
+
+import asyncio
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict
+
+from tickd.errors import Unusable
+
+
+KEYWORDS = frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
+HINT = (
+    "percent-encode special characters of the password (@ is %40, / is %2F, % is %25, # is %23, space is %20), "
+    "or leave it out of the URL and set TICKD_DATABASE_PASSWORD, TICKD_DATABASE_PASSWORD_FILE or "
+    "TICKD_DATABASE_PASSWORD_COMMAND"
+)
+COMMAND_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Dsn:
+    """A database to connect to: libpq parameters without the password, and where the password comes from."""
+
+    parameters: Mapping[str, str]
+    password: str | None = field(default=None, repr=False)
+    password_file: Path | None = None
+    password_command: str | None = None
+
+    def describe(self) -> str:
+        """Return `user@host:port/name`, for people."""
+        user = self.parameters.get("user", "")
+        host = self.parameters.get("host") or self.parameters.get("hostaddr") or "local socket"
+        port = self.parameters.get("port", "5432")
+        return f"{user + '@' if user else ''}{host}:{port}/{self.parameters.get('dbname', user)}"
+
+    def over_unix_socket(self) -> bool:
+        """Say whether the server is met over a Unix socket, where neither side has keepalives."""
+        host = self.parameters.get("host", "")
+        return not self.parameters.get("hostaddr") and (not host or host.startswith(("/", "@")))
+
+    async def connection_parameters(self) -> dict[str, Any]:
+        """Return libpq's parameters for one connection, the password as it is now."""
+        password = await self._current_password()
+        return {**self.parameters, **({"password": password} if password is not None else {})}
+
+    def redact(self, text: str) -> str:
+        """Return the text without the password, as written or percent-encoded."""
+        for secret in filter(None, (self.password, quote(self.password or "", safe=""))):
+            text = text.replace(secret, "***")
+        return text
+
+    async def _current_password(self) -> str | None:
+        if self.password_file is not None:
+            try:
+                return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise psycopg.OperationalError(
+                    f"the password file {self.password_file} cannot be read ({type(error).__name__})"
+                ) from None
+        if self.password_command is not None:
+            return await _output_of(self.password_command)
+        return self.password
+
+
+async def _output_of(command: str) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise psycopg.OperationalError(f"the password command cannot be started: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(COMMAND_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise psycopg.OperationalError(
+            f"the password command gave no answer within {COMMAND_SECONDS} s"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise psycopg.OperationalError(f"the password command ended with exit code {process.returncode}")
+    return output.decode().rstrip("\r\n")
+
+
+def parse_dsn(
+    url: str,
+    *,
+    setting: str,
+    password: str | None = None,
+    password_file: Path | None = None,
+    password_command: str | None = None,
+) -> Dsn:
+    """Return the DSN of a Postgres URL or a libpq `key=value` text; anything else raises Unusable naming the setting.
+
+    The separate password settings win over a password in the URL.
+    """
+    url = url.strip()
+    _refuse_unreadable(url, setting)
+    try:
+        parameters = conninfo_to_dict(url)
+    except psycopg.Error:
+        # libpq quotes the part it stumbled over, and that part may be the password.
+        raise Unusable(f"{setting} is not a Postgres URL that can be read: {HINT}") from None
+    in_url = parameters.pop("password", None)
+    if not parameters.get("dbname") and not parameters.get("service"):
+        raise Unusable(f"{setting} names no database: write postgresql://USER@HOST/DATABASE")
+    if not parameters.get("user") and not parameters.get("service"):
+        raise Unusable(f"{setting} names no user: write postgresql://USER@HOST/DATABASE")
+    return Dsn(
+        parameters={key: str(value) for key, value in parameters.items()},
+        password=password if password is not None else (str(in_url) if in_url is not None else None),
+        password_file=password_file,
+        password_command=password_command,
+    )
+
+
+def _refuse_unreadable(url: str, setting: str) -> None:
+    """Refuse what libpq would misread in silence or refuse in words that quote the password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return
+    if scheme not in ("postgresql", "postgres"):
+        known = re.fullmatch(r"(postgres(?:ql)?)\+\w+", scheme)
+        hint = f"drop {scheme[len(known[1]) :]!r}" if known else "it has to begin with postgresql://"
+        raise Unusable(f"{setting} has a scheme that Postgres does not know: {hint}")
+    authority, _, query = re.match(r"([^/?]*)([^?]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
+    if authority.count("@") > 1 or ("@" not in authority and "@" in rest.partition("?")[0]):
+        # With p@ss in the password, libpq takes a part of it for the host name, and shows it when it looks it up.
+        raise Unusable(f"{setting} has an unencoded @, / or ? in its password: {HINT}")
+    if re.search(r"%(?![0-9A-Fa-f]{2})", rest) or re.search(r"\s", rest):
+        raise Unusable(f"{setting} has an unencoded % or space: {HINT}")
+    for pair in filter(None, query.lstrip("?").split("&")):
+        name = unquote(pair.partition("=")[0])
+        if name not in KEYWORDS and name != "ssl":
+            shown = name if re.fullmatch(r"\w{1,40}", name) else "one of them"
+            raise Unusable(f"{setting} has a parameter that Postgres does not know: {shown}")

@@ -1,0 +1,174 @@
+"""The environment, read once into Settings: prefix `TICKD_`, and a `.env` file in the working directory."""
+
+import difflib
+import os
+import re
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tickd.dsn import Dsn, parse_dsn
+from tickd.duration import FORMS, parse_duration
+from tickd.errors import Unusable
+
+
+# application_name has 63 bytes and shows anything but printable ASCII as escapes; `tickd/` takes six of them.
+REPLICA_FORM = re.compile(r"[!-~]{1,57}")
+
+
+def _duration(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_duration)]
+
+
+def _default_replica() -> str:
+    host = re.sub(r"[^!-~]", "-", socket.gethostname())[:40]
+    return f"{host}-{os.getpid()}"
+
+
+class Settings(BaseSettings):
+    """What one replica is told by its environment. Durations are written like `30s`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TICKD_",
+        env_file=".env",
+        env_file_encoding="utf-8",
+        extra="ignore",
+        frozen=True,
+        env_ignore_empty=True,
+    )
+
+    database_url: SecretStr | None = Field(
+        None, description="Checkpoints and ledger; may go through a pooler."
+    )
+    lock_database_url: SecretStr | None = Field(
+        None, description="Locks; has to reach the server directly. Default: the same as DATABASE_URL."
+    )
+    database_password: SecretStr | None = Field(
+        None, description="The password, as it is; wins over one in the URL."
+    )
+    database_password_file: Path | None = Field(
+        None, description="A file with the password, read per connection."
+    )
+    database_password_command: str | None = Field(
+        None, description="A command that prints it, run per connection."
+    )
+    schedule: Path = Field(Path("schedule.yaml"), description="The schedule file.")
+    replica: str = Field(
+        default_factory=_default_replica, description="This replica's name in logs and in Postgres."
+    )
+    lock_space: int = Field(
+        7301, ge=-(2**31), le=2**31 - 1, description="First int4 of every lock; one per application."
+    )
+    pool_min_size: int = Field(1, ge=0, description="Checkpoint connections kept open.")
+    pool_max_size: int = Field(10, ge=1, description="Checkpoint connections at most.")
+    pool_timeout: Duration = Field(
+        timedelta(seconds=30), description="How long a checkpoint waits for a connection."
+    )
+    max_running: int = Field(50, ge=1, description="Ticks that this replica runs at the same time, at most.")
+    lock_attempts: int = Field(
+        8, ge=1, description="Lock connections that are tried at the same time, at most."
+    )
+    connect_timeout: Duration = Field(
+        timedelta(seconds=5), description="How long one connection may take to open."
+    )
+    database_deadline: Duration = Field(
+        timedelta(seconds=60), description="How long a start waits for the database."
+    )
+    drain_timeout: Duration = Field(timedelta(seconds=30), description="How long a stop waits for runs.")
+    skew_limit: Duration = Field(
+        timedelta(seconds=1), description="Clock difference to the database that is warned of."
+    )
+    log_format: Literal["json", "console"] | None = Field(
+        None, description="Default: console on a terminal, else json."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least level that is logged."
+    )
+
+    @field_validator("replica")
+    @classmethod
+    def _replica_fits_application_name(cls, value: str) -> str:
+        if not REPLICA_FORM.fullmatch(value):
+            raise ValueError(
+                "has to be 1 to 57 printable ASCII characters without spaces, to fit Postgres' application_name"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _pool_sizes_fit(self) -> "Settings":
+        if self.pool_min_size > self.pool_max_size:
+            raise ValueError(
+                f"POOL_MIN_SIZE {self.pool_min_size} is above POOL_MAX_SIZE {self.pool_max_size}"
+            )
+        return self
+
+    def database(self) -> Dsn:
+        """Return where checkpoints and the ledger live; without a URL raises Unusable."""
+        if self.database_url is None:
+            raise Unusable(
+                "TICKD_DATABASE_URL is not set. Replicas exclude each other through one Postgres that all of them share, "
+                "so `tickd run` does not start one of its own. Set TICKD_DATABASE_URL=postgresql://USER@HOST/DATABASE, "
+                "or try tickd without any set-up: `tickd dev`."
+            )
+        return self._dsn(self.database_url, "TICKD_DATABASE_URL")
+
+    def lock_database(self) -> Dsn:
+        """Return where locks are taken: the direct way to the same database."""
+        if self.lock_database_url is None:
+            return self.database()
+        return self._dsn(self.lock_database_url, "TICKD_LOCK_DATABASE_URL")
+
+    def secrets(self) -> frozenset[str]:
+        """Return every password that the settings hold, as written and percent-encoded, to keep them out of the log."""
+        dsns = [self.database(), self.lock_database()]
+        given = {dsn.password for dsn in dsns if dsn.password}
+        return frozenset(given | {quote(secret, safe="") for secret in given})
+
+    def _dsn(self, url: SecretStr, setting: str) -> Dsn:
+        return parse_dsn(
+            url.get_secret_value(),
+            setting=setting,
+            password=self.database_password.get_secret_value() if self.database_password else None,
+            password_file=self.database_password_file,
+            password_command=self.database_password_command,
+        )
+
+
+def read_settings(**overrides: Any) -> Settings:
+    """Return the settings of this process; whatever is wrong is one Unusable that names each variable, never its value."""
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise Unusable("\n".join(_complaint(fault) for fault in error.errors())) from None
+
+
+def _complaint(fault: Any) -> str:
+    name = "TICKD_" + "_".join(str(part) for part in fault["loc"]).upper() if fault["loc"] else "the settings"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if fault["type"] == "time_delta_type":
+        message = f"expected a duration such as {FORMS}"
+    return f"{name}: {message}"
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return one sentence per `TICKD_` variable that nothing reads, with the nearest that something does."""
+    known = [f"TICKD_{name.upper()}" for name in Settings.model_fields]
+    unknown = (
+        n
+        for n in environment
+        if n.startswith("TICKD_") and n not in known and not n.startswith("TICKD_TEST_")
+    )
+    return [
+        f"{name} is set, and nothing reads it" + (f"; did you mean {near[0]}?" if near else "")
+        for name in sorted(unknown)
+        for near in [difflib.get_close_matches(name, known, 1)]
+    ]
