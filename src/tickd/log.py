@@ -1,0 +1,215 @@
+"""The log: one valid JSON object a line on stdout, or one readable line, and the closed list of events.
+
+Whatever else writes to stdout (a graph's `print`, a library in C, a child process) is sent to stderr, so that a reader
+of stdout meets nothing but events. Lines of the libraries' stdlib loggers become `library.message` events.
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+import traceback
+from collections.abc import Collection, Mapping, MutableMapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Literal, TextIO
+
+import structlog
+from rich.console import Console
+
+from tickd import console as console_lines
+from tickd.tick import Outcome, instant_text
+
+
+TERMINAL_EVENTS = frozenset(f"tick.{outcome}" for outcome in Outcome)
+EVENTS = TERMINAL_EVENTS | {
+    "tick.started",
+    "lock.unlock_failed",
+    "daemon.started",
+    "daemon.ready",
+    "daemon.draining",
+    "daemon.stopped",
+    "daemon.failed",
+    "schedule.loaded",
+    "schedule.reloaded",
+    "schedule.rejected",
+    "schedule.warning",
+    "settings.warning",
+    "clock.skewed",
+    "clock.jumped",
+    "loop.blocked",
+    "database.unreachable",
+    "database.reachable",
+    "database.migrated",
+    "retention.swept",
+    "library.message",
+}
+LONGEST_TEXT = 20_000
+DEEPEST = 6
+
+Log = structlog.typing.FilteringBoundLogger
+
+
+def configure(
+    *, replica: str, log_format: Literal["json", "console"] | None, level: str, secrets: Collection[str] = ()
+) -> Log:
+    """Take over stdout, route every library's logger, and return the log that writes events.
+
+    `secrets` are replaced by `***` wherever they would appear, in an exception that a graph raised as much as elsewhere.
+    """
+    stream = _own_stdout()
+    as_console = log_format == "console" or (log_format is None and stream.isatty())
+    return configure_stream(stream, replica=replica, as_console=as_console, level=level, secrets=secrets)
+
+
+def configure_stream(
+    stream: TextIO, *, replica: str, as_console: bool, level: str, secrets: Collection[str] = ()
+) -> Log:
+    """Log to the given stream; `configure` without taking over stdout."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        _stamp(replica),
+        _exception_field,
+    ]
+    structlog.configure(
+        processors=[*shared, _plain(secrets), _console(stream) if as_console else _json],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = _LibraryHandler(structlog.get_logger())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    # APScheduler reports our one timer entry as if it were news, and its errors as tracebacks of its own.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    logging.captureWarnings(capture=True)
+    sys.excepthook = _log_uncaught
+    log: Log = structlog.get_logger()
+    return log
+
+
+def _own_stdout() -> TextIO:
+    """Keep the real stdout for the log alone and send file descriptor 1 to stderr."""
+    sys.stdout.flush()
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    os.dup2(2, 1)
+    return stream
+
+
+def _stamp(replica: str) -> structlog.typing.Processor:
+    def stamp(_: Any, __: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        assert line["event"] in EVENTS, f"{line['event']} is not in the closed list of events"  # noqa: S101  # a programming error
+        # The wall clock of this host, for people: nothing is decided by it.
+        now = instant_text(datetime.now(UTC))  # noqa: TID251  # the log is the shell
+        head = {"timestamp": now, "level": line.pop("level"), "event": line.pop("event"), "replica": replica}
+        return {**head, **line}
+
+    return stamp
+
+
+def _exception_field(_: Any, __: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Put a traceback into one field, once."""
+    raised = line.pop("exc_info", None)
+    if isinstance(raised, BaseException):
+        line["exception"] = _traceback_text(raised)
+    return line
+
+
+def _traceback_text(raised: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(raised))
+    except Exception:  # noqa: BLE001  # an exception whose own text raises must not take the log line with it
+        return f"{type(raised).__name__} (its text cannot be shown)"
+
+
+def _plain(secrets: Collection[str]) -> structlog.typing.Processor:
+    def make_plain(_: Any, __: str, line: Mapping[str, Any]) -> Mapping[str, Any]:
+        made = plain(line)
+        return _redacted(made, secrets) if secrets else made  # type: ignore[no-any-return]  # a mapping stays one
+
+    return make_plain
+
+
+def _json(_: Any, __: str, line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False)
+
+
+def _console(stream: TextIO) -> structlog.typing.Processor:
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+
+    def render(_: Any, __: str, line: Mapping[str, Any]) -> str:
+        with console.capture() as capture:
+            console.print(console_lines.render(line), end="")
+        return capture.get()
+
+    return render
+
+
+def _redacted(value: Any, secrets: Collection[str]) -> Any:
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, "***")
+        return value
+    if isinstance(value, dict):
+        return {key: _redacted(item, secrets) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(item, secrets) for item in value]
+    return value
+
+
+def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one return per JSON type
+    """Return the value as something JSON has: NaN, objects, odd keys and deep or endless structures become text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return _short(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return instant_text(value)
+    if depth < DEEPEST and isinstance(value, Mapping):
+        return {text_of(key): plain(item, depth + 1) for key, item in value.items()}
+    if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth + 1) for item in value]
+    return _short(text_of(value))
+
+
+def text_of(value: Any) -> str:
+    """Return `str(value)`, whatever that raises."""
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001  # a graph's own __str__ may raise anything
+        return f"<{type(value).__name__} whose text raised {type(error).__name__}>"
+
+
+def _short(text: str) -> str:
+    text = str(text).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + f"… ({len(text)} characters)"
+
+
+class _LibraryHandler(logging.Handler):
+    """Turns a line of a stdlib logger into a `library.message` event."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001  # a wrong %-format of a library must not raise from here
+            message = f"{record.msg} (with arguments that do not fit)"
+        raised = record.exc_info[1] if record.exc_info else None
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        getattr(self._log, level)("library.message", logger=record.name, message=message, exc_info=raised)
+
+
+def _log_uncaught(kind: type[BaseException], raised: BaseException, _: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    structlog.get_logger().error(
+        "daemon.failed", error_type=kind.__name__, error=text_of(raised), exc_info=raised
+    )
