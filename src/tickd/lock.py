@@ -1,0 +1,343 @@
+"""`sole_writer`, the session-level advisory lock of one graph, and the watch on it.
+
+A lock lives on a connection of its own: opened for one attempt, never one of a pool, closed whatever happens. From a
+pool, the session would come back still holding the lock, and every later tick would skip; through a transaction-mode
+pooler, lock and unlock land on different sessions. The lock dies with its session, so a killed process frees it at once.
+
+What can go wrong, and what happens:
+
+- Another session holds the lock: the hold is false and names its holder. Losing is a value, not an error.
+- The server ends the session (terminated, restarted): psycopg's `closed` and `broken` stay False until the next query.
+  The watch sits in `notifies()`, which hears of it within milliseconds, and returns the loss.
+- The link dies without a word: nobody is told. The watch asks the server at an interval and gives up after a time-out;
+  the server's own keepalives, set by this session for itself, free the lock later than that (`policy.TrustWindows`).
+- A statement is stuck on such a link: cancelling it would make psycopg open another connection to the dead host first.
+  `_within` shuts the socket down instead, which ends the statement at once.
+- The unlock finds a dead session: that is a fact about the hold (`unlocked` is None) and never hides the run's own end.
+- A role's `idle_session_timeout` or `statement_timeout` would end the session in mid-run: switched off for the session.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from tickd.dsn import Dsn
+from tickd.errors import DatabaseUnusable
+from tickd.policy import TrustWindows
+from tickd.tick import lock_key
+
+
+T = TypeVar("T")
+
+APPLICATION = "tickd/"
+TRY_LOCK = "SELECT pg_try_advisory_lock(%s::int, %s::int)"
+UNLOCK = "SELECT pg_advisory_unlock(%s::int, %s::int)"
+PROBE = "SELECT 1"
+# pg_locks shows the two signed int4 as unsigned oids; the name is what `sole_writer` gave its session.
+HOLDER = """
+SELECT a.application_name, l.pid, a.backend_start
+FROM pg_locks AS l
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.classid = %s::bigint::oid AND l.objid = %s::bigint::oid
+"""
+# Which server and database this is, whatever name it was reached by.
+IDENTITY = """
+SELECT pg_backend_pid(), (SELECT system_identifier FROM pg_control_system()),
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database())
+"""
+INSPECT = "SELECT pg_is_in_recovery(), current_setting('idle_session_timeout') = '0'"
+
+
+@dataclass(frozen=True, slots=True)
+class LockPlace:
+    """Where and as whom locks are taken: the same for every attempt of a replica."""
+
+    dsn: Dsn
+    replica: str
+    space: int
+    connect_timeout: timedelta = timedelta(seconds=5)
+    answer_timeout: timedelta = timedelta(seconds=10)
+    windows: TrustWindows = field(default_factory=TrustWindows)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which database this is: the cluster's system identifier and the database's oid in it."""
+
+    system: int
+    database: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a lock: the replica's name (or another session's application name), its backend and since when."""
+
+    replica: str
+    pid: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a hold ended under its run: a cause of the closed list below, and the error that told."""
+
+    cause: str  # session_ended | no_answer | not_confirmed
+    error: str
+
+
+@dataclass(slots=True)
+class Hold(Generic[T]):
+    """An attempt's result; true while it holds the lock. `granted` is what the attempt's own statement returned."""
+
+    graph: str
+    held: bool
+    granted: T
+    holder: Holder | None
+    session: "LockSession"
+    unlocked: bool | None = (
+        None  # True: freed by us; False: Postgres said it was not held; None: the session was gone
+    )
+
+    def __bool__(self) -> bool:
+        return self.held
+
+
+Attempt = Callable[["LockSession"], Awaitable[tuple[bool, T]]]
+
+
+class LockSession:
+    """One fresh connection for locks; at most one hold at a time."""
+
+    def __init__(self, connection: AsyncConnection[Any], place: LockPlace) -> None:
+        self.connection = connection
+        self.place = place
+        self._confirmed = time.monotonic()
+
+    async def fetch(self, query: Any, parameters: Any = ()) -> Any:
+        """Run one statement and return its first row; no answer within the time-out raises OperationalError."""
+        return await self._within(self._fetch(query, parameters), self.place.answer_timeout)
+
+    async def change(self, query: Any, parameters: Any = ()) -> int:
+        """Run one statement and return how many rows it changed."""
+        return await self._within(self._change(query, parameters), self.place.answer_timeout)
+
+    async def holder(self, graph: str) -> Holder | None:
+        """Look up who has the graph's lock; None when it has been freed meanwhile."""
+        row = await self.fetch(HOLDER, (self.place.space & 0xFFFFFFFF, lock_key(graph) & 0xFFFFFFFF))
+        if row is None:
+            return None
+        name, pid, since = row
+        return Holder(
+            (name or "another role's session").removeprefix(APPLICATION), pid, since and since.astimezone(UTC)
+        )
+
+    async def watch(self) -> Loss:
+        """Return when the hold is lost; cancel to end the watch.
+
+        The trust window is counted on the monotonic clock from before each probe was sent, so a slow answer never
+        stretches it, and a process that was stopped for longer than the window knows it when it goes on.
+        """
+        windows = self.place.windows
+        while True:
+            try:
+                async for _ in self.connection.notifies(timeout=windows.probe_interval.total_seconds()):
+                    pass
+                if time.monotonic() - self._confirmed > windows.server.total_seconds():
+                    return Loss(
+                        "not_confirmed",
+                        "this process did not run for longer than Postgres keeps a silent client's lock",
+                    )
+                sent = time.monotonic()
+                await self._within(self._fetch(PROBE, ()), windows.probe_timeout)
+                self._confirmed = sent
+            except TimeoutError as error:
+                return Loss("no_answer", str(error))
+            except psycopg.Error as error:
+                return Loss("session_ended", str(error).strip())
+
+    async def unlock(self, graph: str) -> bool | None:
+        """Free the graph's lock: True, or False when Postgres says it was not held, or None when the session is gone."""
+        try:
+            row = await self.fetch(UNLOCK, (self.place.space, lock_key(graph)))
+        except (psycopg.Error, TimeoutError):
+            return None
+        return bool(row[0])
+
+    async def close(self) -> None:
+        """Close the connection, which frees whatever it still holds."""
+        await self.connection.close()
+
+    async def _fetch(self, query: Any, parameters: Any) -> Any:
+        cursor = await self.connection.execute(query, parameters)
+        return await cursor.fetchone()
+
+    async def _change(self, query: Any, parameters: Any) -> int:
+        return (await self.connection.execute(query, parameters)).rowcount
+
+    async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
+        """Await the statement for at most `limit`, then end it by shutting its socket down and raise TimeoutError.
+
+        A statement that is cancelled from outside is awaited first: a session must not be left in the middle of one.
+        """
+        task = asyncio.ensure_future(statement)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit.total_seconds())
+            if done:
+                return task.result()
+            self._shut_down()
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if not (await asyncio.wait({task}, timeout=limit.total_seconds()))[0]:
+                self._shut_down()
+                await asyncio.wait({task})
+            task.cancelled() or task.exception()  # retrieved, so that asyncio does not report it
+            raise
+        task.exception()
+        raise TimeoutError(f"Postgres gave no answer within {limit.total_seconds():g} s")
+
+    def _shut_down(self) -> None:
+        # A duplicate descriptor, because libpq owns the connection's: shutting down acts on the socket behind both.
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as link:
+            link.shutdown(socket.SHUT_RDWR)
+
+
+async def open_session(place: LockPlace) -> LockSession:
+    """Open a fresh connection for locks; raises psycopg.OperationalError or TimeoutError when there is none to be had."""
+    parameters = {**await place.dsn.connection_parameters(), **_session_parameters(place)}
+    async with asyncio.timeout(place.connect_timeout.total_seconds()):
+        connection = await AsyncConnection.connect(**parameters, autocommit=True)
+    return LockSession(connection, place)
+
+
+def _session_parameters(place: LockPlace) -> dict[str, Any]:
+    """Return libpq's parameters that make a connection fit to hold a lock."""
+    windows = place.windows
+    settings = {
+        # A role's defaults would end or stop the session in the middle of a run.
+        "idle_session_timeout": 0,
+        "idle_in_transaction_session_timeout": 0,
+        "statement_timeout": 0,
+        "lock_timeout": 0,
+        # ON CONFLICT has to see rows committed after the statement began; stricter levels raise instead.
+        "default_transaction_isolation": r"read\ committed",
+        # The server's side: without these, a vanished host's lock stays for about two hours.
+        "tcp_keepalives_idle": round(windows.server_idle.total_seconds()),
+        "tcp_keepalives_interval": round(windows.server_interval.total_seconds()),
+        "tcp_keepalives_count": windows.server_count,
+        "tcp_user_timeout": round(windows.server.total_seconds() * 1000),
+    }
+    given = place.dsn.parameters.get("options", "")
+    return {
+        "application_name": APPLICATION + place.replica,
+        "connect_timeout": max(2, round(place.connect_timeout.total_seconds())),
+        # A lock on a hot standby excludes nobody.
+        "target_session_attrs": "read-write",
+        "keepalives": 1,
+        "keepalives_idle": max(1, round(windows.probe_interval.total_seconds())),
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": round(windows.client.total_seconds() * 1000),
+        "options": " ".join(
+            filter(None, [given, *(f"-c {name}={value}" for name, value in settings.items())])
+        ),
+    }
+
+
+@asynccontextmanager
+async def sole_writer(
+    graph: str, place: LockPlace, *, attempt: Attempt[T] | None = None, session: LockSession | None = None
+) -> AsyncIterator[Hold[Any]]:
+    """Try to be the one writer of the graph, without waiting; yields a hold that is true or false.
+
+    `attempt` replaces the bare try by a statement that tries and does more in the same round trip; it returns whether
+    the lock was taken, and a fact for `Hold.granted`. `session` is one that was opened ahead; it is closed here all the
+    same. Errors of the database are raised on the way in, never on the way out.
+    """
+    session = session or await open_session(place)
+    try:
+        held, granted = await (attempt(session) if attempt is not None else _try_lock(session, graph))
+        hold: Hold[Any] = Hold(graph, held, granted, None if held else await session.holder(graph), session)
+        try:
+            yield hold
+        finally:
+            if held:
+                hold.unlocked = await session.unlock(graph)
+                hold.held = False
+    finally:
+        # A cancelled try may have taken the lock all the same; the end of the session frees it.
+        await session.close()
+
+
+async def _try_lock(session: LockSession, graph: str) -> tuple[bool, None]:
+    row = await session.fetch(TRY_LOCK, (session.place.space, lock_key(graph)))
+    return bool(row[0]), None
+
+
+async def probe(place: LockPlace) -> Identity:
+    """Check that locks taken at this place exclude anybody, and return where they are.
+
+    Raises DatabaseUnusable, with what to do, when the connection goes through a pooler or reaches a standby.
+    """
+    session = await open_session(place)
+    try:
+        standby, settings_kept = await session.fetch(INSPECT)
+        identity, pooled = await _identity(session.connection)
+    finally:
+        await session.close()
+    if pooled or not settings_kept:
+        raise DatabaseUnusable(pooler_complaint(place.dsn))
+    if standby:
+        raise DatabaseUnusable(standby_complaint(place.dsn))
+    return identity
+
+
+async def reaches_pooler(dsn: Dsn, within: timedelta, *, same_as: Identity) -> bool:
+    """Say whether the DSN goes through a pooler; raises DatabaseUnusable unless it reaches the database `same_as`."""
+    async with asyncio.timeout(within.total_seconds()):
+        connection = await AsyncConnection.connect(**await dsn.connection_parameters(), autocommit=True)
+    try:
+        identity, pooled = await _identity(connection)
+    finally:
+        await connection.close()
+    if identity != same_as:
+        raise DatabaseUnusable(
+            "TICKD_DATABASE_URL and TICKD_LOCK_DATABASE_URL reach different databases. A lock excludes nobody outside its "
+            "own database, so both have to name the database that holds the checkpoints."
+        )
+    return pooled
+
+
+async def _identity(connection: AsyncConnection[Any]) -> tuple[Identity, bool]:
+    row = await (await connection.execute(IDENTITY)).fetchone()
+    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
+    pid, system, database = row
+    # A pooler gives its client a cancel key of its own, so the pid of the handshake is not that of the backend.
+    return Identity(system, database), pid != connection.info.backend_pid
+
+
+def pooler_complaint(dsn: Dsn) -> str:
+    """Say that a pooler is in the way, and what to do."""
+    return (
+        f"the lock connection to {dsn.describe()} goes through a connection pooler. In transaction mode, lock and unlock "
+        "land on different server sessions, and a lock excludes nobody. Set TICKD_LOCK_DATABASE_URL to the address of the "
+        "Postgres server itself; TICKD_DATABASE_URL may stay on the pooler."
+    )
+
+
+def standby_complaint(dsn: Dsn) -> str:
+    """Say that the server is a standby, and what to do."""
+    return (
+        f"the lock connection to {dsn.describe()} reaches a read-only server (a hot standby, or "
+        "default_transaction_read_only is on). A lock there excludes nobody. Point TICKD_LOCK_DATABASE_URL at the primary."
+    )
