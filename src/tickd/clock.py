@@ -1,0 +1,44 @@
+"""The database's clock, as this process sees it: what is due is decided by it, on every replica alike.
+
+Replicas' own clocks differ and jump. Each replica measures the database's clock once in a while and carries it on with
+its monotonic clock in between, so that a step of the host's clock moves nothing.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from psycopg import AsyncConnection
+
+
+READ_CLOCK = "SELECT clock_timestamp()"
+SAMPLES = 3
+
+
+class DatabaseClock:
+    """An estimate of the database's clock; `measure` it before use and again every minute or so."""
+
+    def __init__(self) -> None:
+        self._instant = datetime.fromtimestamp(0, UTC)
+        self._monotonic = 0.0
+
+    def now(self) -> datetime:
+        """Return the database's present instant, by the last measurement."""
+        return self._instant + timedelta(seconds=time.monotonic() - self._monotonic)
+
+    def skew(self) -> timedelta:
+        """Return how far this host's clock is ahead of the database's (negative: behind)."""
+        return datetime.now(UTC) - self.now()  # noqa: TID251  # comparing the two clocks is this module's work
+
+    async def measure(self, connection: AsyncConnection[Any]) -> None:
+        """Ask the database a few times and keep the quickest answer, taken for the middle of its round trip."""
+        quickest = float("inf")
+        for _ in range(SAMPLES):
+            sent = time.monotonic()
+            cursor = await connection.execute(READ_CLOCK)
+            row = await cursor.fetchone()
+            took = time.monotonic() - sent
+            if took < quickest:
+                quickest = took
+                instant: datetime = next(iter(row.values())) if isinstance(row, dict) else row[0]  # type: ignore[index]  # one row, always
+                self._instant, self._monotonic = instant.astimezone(UTC), sent + took / 2

@@ -1,0 +1,135 @@
+"""The database's tables, brought to the present version by whichever replica comes first.
+
+The saver's `setup()` takes no lock of its own, and most concurrent first starts fail in it. A *blocking* advisory lock
+around it would be worse: its CREATE INDEX CONCURRENTLY waits for every older snapshot, the waiter's statement holds
+one, and Postgres sees no cycle, because lock and index belong to different sessions. So replicas poll a try-lock, and
+run no DDL at all when everything is current, which also lets a role without rights to create anything run the daemon.
+"""
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import resources
+from typing import Any, LiteralString
+
+import psycopg
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from psycopg import AsyncConnection, errors, sql
+from psycopg.rows import dict_row
+
+from tickd.errors import DatabaseUnusable
+from tickd.lock import LockPlace, open_session
+from tickd.stop import Stop
+
+
+# The one-integer key space is apart from the graphs' two-integer one, and the same for every lock space: all
+# applications of one database share its `tickd` schema.
+LOCK_KEY = 0x7469636B64  # "tickd"
+POLL = timedelta(milliseconds=50)
+STEPS = ("001_ledger.sql",)
+
+TRY_LOCK = "SELECT pg_try_advisory_lock(%s) AS held"
+UNLOCK = "SELECT pg_advisory_unlock(%s)"
+LEDGER_PRESENT = "SELECT to_regclass('tickd.migrations') IS NOT NULL AS present"
+LEDGER_VERSION = "SELECT COALESCE(max(version), 0) AS version FROM tickd.migrations"
+NOTE_LEDGER_VERSION = "INSERT INTO tickd.migrations (version) VALUES (%s)"
+SAVER_PRESENT = "SELECT to_regclass('checkpoint_migrations') IS NOT NULL AS present"
+SAVER_VERSION = "SELECT COALESCE(max(v), -1) AS version FROM checkpoint_migrations"
+INVALID_INDEXES = """
+SELECT n.nspname AS schema, c.relname AS name
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE NOT i.indisvalid
+  AND i.indrelid IN (to_regclass('checkpoints'), to_regclass('checkpoint_blobs'), to_regclass('checkpoint_writes'))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What the database has: the ledger's version (0: none), the saver's (-1: none), and indexes left half built."""
+
+    ledger: int
+    saver: int
+    invalid_indexes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def current(self) -> bool:
+        """Say whether there is nothing left to do."""
+        present = (self.ledger, self.saver) >= (len(STEPS), len(AsyncPostgresSaver.MIGRATIONS) - 1)
+        return present and not self.invalid_indexes
+
+
+async def migrate(
+    connection: AsyncConnection[Any], *, stop: Stop, deadline: float
+) -> tuple[Versions, Versions]:
+    """Bring ledger and saver to the present version and return the versions before and after.
+
+    The connection is a direct one, in autocommit mode; `deadline` is on the monotonic clock. Raises DatabaseUnusable
+    when the role may not create what is missing, or when another replica is still at it at the deadline.
+    """
+    connection.row_factory = dict_row
+    before = await _versions(connection)
+    if before.current:
+        return before, before
+    while not await _value(connection, TRY_LOCK, LOCK_KEY):
+        if time.monotonic() > deadline or await stop.wait(POLL):
+            raise DatabaseUnusable(
+                "another session has been migrating the database all the while; look for its advisory lock in pg_locks, "
+                "or raise TICKD_DATABASE_DEADLINE"
+            )
+    try:
+        await _bring_up(connection)
+    except errors.InsufficientPrivilege as error:
+        raise DatabaseUnusable(
+            f"{error.diag.message_primary}. The tables of tickd or of the checkpointer are missing or older than this "
+            "version, and this role may not create them. Run `tickd migrate` once with the role that owns the database, "
+            "or GRANT CREATE ON DATABASE and CREATE ON SCHEMA public to this one."
+        ) from error
+    finally:
+        if not connection.closed:
+            await connection.execute(UNLOCK, [LOCK_KEY])
+    return before, await _versions(connection)
+
+
+async def migrate_at(place: LockPlace, *, deadline: float) -> tuple[Versions, Versions]:
+    """Migrate over a session of its own, for a command that waits for nothing else."""
+    try:
+        session = await open_session(place)
+    except (psycopg.OperationalError, TimeoutError, OSError) as error:
+        raise DatabaseUnusable(
+            f"the database {place.dsn.describe()} is not reachable: {place.dsn.redact(str(error)).strip()}"
+        ) from error
+    try:
+        return await migrate(session.connection, stop=Stop(), deadline=deadline)
+    finally:
+        await session.close()
+
+
+async def _bring_up(connection: AsyncConnection[Any]) -> None:
+    # Read again under the lock: another replica may have done it all while this one waited.
+    found = await _versions(connection)
+    for version, step in enumerate(STEPS[found.ledger :], start=found.ledger + 1):
+        text = resources.files("tickd").joinpath("sql", step).read_text(encoding="utf-8")
+        async with connection.transaction():
+            await connection.execute(text.encode())
+            await connection.execute(NOTE_LEDGER_VERSION, [version])
+    await AsyncPostgresSaver(connection).setup()
+    for schema, name in (await _versions(connection)).invalid_indexes:
+        # Left by a setup() that was cut off; its IF NOT EXISTS passes over it for good.
+        await connection.execute(
+            sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(sql.Identifier(schema, name))
+        )
+
+
+async def _versions(connection: AsyncConnection[Any]) -> Versions:
+    ledger = await _value(connection, LEDGER_VERSION) if await _value(connection, LEDGER_PRESENT) else 0
+    saver = await _value(connection, SAVER_VERSION) if await _value(connection, SAVER_PRESENT) else -1
+    cursor = await connection.execute(INVALID_INDEXES)
+    invalid = tuple((row["schema"], row["name"]) for row in await cursor.fetchall())
+    return Versions(ledger, saver, invalid)
+
+
+async def _value(connection: AsyncConnection[Any], query: LiteralString, *parameters: Any) -> Any:
+    row = await (await connection.execute(query, parameters)).fetchone()
+    return next(iter(row.values())) if row else None
