@@ -1,0 +1,325 @@
+"""Runs: a graph at work on the graph thread, and the handle by which the main loop steers it.
+
+Graphs run on an event loop of their own in a second thread, with the pool their checkpoints go through. A node that
+blocks its loop therefore stops neither the timer nor a hold's watch; it stops the other graphs of this replica, and the
+main loop sees that (`GraphThread.lag`).
+
+A run has ended when its coroutine *and* every thread that it started for a sync node have ended: a cancelled `ainvoke`
+returns at once while such a thread goes on writing, and the hold has to outlast it.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.errors import GraphDrained
+from langgraph.runtime import RunControl
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from tickd.dsn import Dsn
+from tickd.graphs import LoadedGraph, Reference, load_all
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class EndKind(StrEnum):
+    """How a run came to its end."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    DRAINED = "drained"
+    CANCELLED = "cancelled"
+    RAISED = "raised"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """What became of a run: how it ended, how many super-steps it took, and what goes with that kind of end."""
+
+    kind: EndKind
+    steps: int
+    error: BaseException | None = None
+    interrupts: tuple[Any, ...] = ()
+    next_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """What to run: everything that LangGraph is told about one attempt of one tick."""
+
+    loaded: LoadedGraph
+    tick: Any
+    thread_id: str
+    run_id: uuid.UUID
+    token: int
+    input: Any
+    context: Any
+    config: Mapping[str, Any]
+    durability: Literal["sync", "async", "exit"] | None
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The bounds of the checkpoint pool."""
+
+    minimum: int = 1
+    maximum: int = 10
+    timeout: timedelta = timedelta(seconds=30)
+
+
+_current_run: contextvars.ContextVar["Run | None"] = contextvars.ContextVar("tickd_run", default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run, as the main loop sees it; `drain` and `cancel` may be called at any time and any number of times."""
+
+    order: RunOrder
+    ended: asyncio.Future[RunEnd]
+    _main: asyncio.AbstractEventLoop
+    _graphs: asyncio.AbstractEventLoop
+    _control: RunControl = field(default_factory=RunControl)
+    _task: asyncio.Task[None] | None = None
+    _cancelled: bool = False
+    _threads: set[Future[Any]] = field(default_factory=set)
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads of sync nodes are at work for this run."""
+        return sum(not thread.done() for thread in tuple(self._threads))
+
+    def drain(self, reason: str) -> None:
+        """Ask the graph to stop at its next super-step, with its checkpoint kept."""
+        self._control.request_drain(reason)
+
+    def cancel(self) -> None:
+        """Cancel the graph where it stands."""
+        self._graphs.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _work(self, pool: AsyncConnectionPool[Any]) -> None:
+        """Run on the graph loop, to the real end, and report to the main loop."""
+        _current_run.set(self)
+        self._task = asyncio.current_task()
+        assert self._task is not None  # noqa: S101  # this is one
+        self._task.set_name(self.order.tick.graph)
+        try:
+            if self._cancelled:
+                raise asyncio.CancelledError  # noqa: TRY301  # cancelled before it began
+            end = await self._invoke(pool)
+        except asyncio.CancelledError as error:
+            # The task ends here. A CancelledError that nobody asked for is the graph's own failure.
+            end = RunEnd(EndKind.CANCELLED if self._cancelled else EndKind.RAISED, 0, error=error)
+        except BaseException as error:  # noqa: BLE001  # a graph may raise anything, and it is the tick's outcome
+            end = RunEnd(EndKind.RAISED, 0, error=error)
+        while pending := [thread for thread in tuple(self._threads) if not thread.done()]:
+            try:
+                await asyncio.wait([asyncio.wrap_future(thread) for thread in pending])
+            except asyncio.CancelledError:
+                # Cancelled again while a thread is still writing: the run has not ended before the thread has.
+                continue
+        self._main.call_soon_threadsafe(_resolve, self.ended, end)
+
+    async def _invoke(self, pool: AsyncConnectionPool[Any]) -> RunEnd:
+        order = self.order
+        saver = StepCountingSaver(pool)
+        graph = order.loaded.graph.copy({"checkpointer": saver})
+        config: Any = order.config
+        given = None
+        if not (order.resume and await _continues(saver, config, order.run_id)):
+            given = await _input_of(order)
+        try:
+            result = await graph.ainvoke(
+                given, config, context=order.context, durability=order.durability, control=self._control
+            )
+        except GraphDrained:
+            state = await graph.aget_state(config)
+            return RunEnd(EndKind.DRAINED, saver.steps, next_nodes=tuple(state.next))
+        if isinstance(result, dict) and result.get("__interrupt__"):
+            return RunEnd(
+                EndKind.INTERRUPTED, saver.steps, interrupts=tuple(i.value for i in result["__interrupt__"])
+            )
+        if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
+            # A breakpoint set at compile time ends the run like success, and only the state tells.
+            state = await graph.aget_state(config)
+            if state.next:
+                return RunEnd(
+                    EndKind.INTERRUPTED,
+                    saver.steps,
+                    interrupts=tuple(f"before {node}" for node in state.next),
+                )
+        return RunEnd(EndKind.FINISHED, saver.steps)
+
+
+def _resolve(future: asyncio.Future[RunEnd], end: RunEnd) -> None:
+    if not future.done():
+        future.set_result(end)
+
+
+async def _continues(saver: AsyncPostgresSaver, config: Any, run_id: uuid.UUID) -> bool:
+    """Say whether the thread's newest checkpoint is of this very run, so that None continues it."""
+    found = await saver.aget_tuple(config)
+    return found is not None and str(found.metadata.get("run_id")) == str(run_id)
+
+
+async def _input_of(order: RunOrder) -> Any:
+    if order.loaded.make_input is None:
+        return order.input
+    made = order.loaded.make_input(order.tick)
+    return await made if inspect.isawaitable(made) else made
+
+
+class StepCountingSaver(AsyncPostgresSaver):
+    """The saver of one run; it counts the super-steps that it saw."""
+
+    _first: int | None = None
+    _last: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Return how many super-steps were checkpointed."""
+        return 0 if self._first is None else max(0, self._last - self._first)
+
+    async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        """Save the checkpoint, and note its step when it is the graph's own and not a subgraph's."""
+        if not config["configurable"].get("checkpoint_ns"):
+            step = metadata["step"]
+            if self._first is None:
+                self._first = step + 1 if metadata.get("source") == "input" else min(step - 1, 0)
+            self._last = step
+        return await super().aput(config, checkpoint, metadata, new_versions)
+
+
+class _NodeThreads(ThreadPoolExecutor):
+    """The graph loop's default executor: knows which run each of its threads works for."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        # asyncio submits in the context of the task that asked, so the variable names that task's run.
+        run = _current_run.get()
+        if run is not None:
+            run._threads.add(future)  # noqa: SLF001  # the run's own executor
+            future.add_done_callback(run._threads.discard)  # noqa: SLF001  # as above
+        return future
+
+
+def _named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> asyncio.Task[Any]:
+    """Make a task that carries its graph's name, so that a blocked loop can say who blocks it."""
+    run = _current_run.get()
+    if run is not None and kwargs.get("name") is None:
+        kwargs["name"] = run.order.tick.graph
+    return asyncio.Task(coroutine, loop=loop, **kwargs)
+
+
+class GraphThread:
+    """The second thread: an event loop, the checkpoint pool, the loaded graphs, and the runs at work."""
+
+    def __init__(
+        self, dsn: Dsn, *, replica: str, size: PoolSize, through_pooler: bool, max_running: int
+    ) -> None:
+        self._dsn = dsn
+        self._replica = replica
+        self._size = size
+        self._through_pooler = through_pooler
+        self._loop = asyncio.new_event_loop()
+        # A run may have several sync nodes at work in one super-step, and the saver serialises in threads too.
+        self._loop.set_default_executor(
+            _NodeThreads(max_workers=4 * max_running + 4, thread_name_prefix="tickd-node")
+        )
+        self._loop.set_task_factory(_named_task)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tickd-graphs", daemon=True)
+        self._stack = AsyncExitStack()
+        self._pool: AsyncConnectionPool[Any] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start the thread and open the pool; connections come as they are needed."""
+        self._thread.start()
+        await self._on_graph_loop(self._open())
+
+    async def load(self, references: Sequence[Reference], directory: Path) -> dict[str, LoadedGraph]:
+        """Load every graph, on the loop where it will run; raises Unusable that names all that cannot be loaded."""
+        return await self._on_graph_loop(load_all(references, directory, self._stack))
+
+    def run(self, order: RunOrder) -> Run:
+        """Start a run and return its handle at once."""
+        main = asyncio.get_running_loop()
+        run = Run(order, main.create_future(), main, self._loop)
+        self._loop.call_soon_threadsafe(self._begin, run)
+        return run
+
+    async def close(self) -> None:
+        """Close the pool and what the graphs' factories hold open, and end the thread."""
+        await self._on_graph_loop(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+
+    async def answer(self) -> None:
+        """Return when the graph loop has come round: at once, unless a graph blocks it."""
+        await self._on_graph_loop(_nothing())
+
+    def current_graph(self) -> str | None:
+        """Return the graph whose task is on the graph loop at this moment, seen from another thread."""
+        task = asyncio.tasks._current_tasks.get(self._loop)  # type: ignore[attr-defined]  # noqa: SLF001  # current_task() refuses to be asked from outside
+        return None if task is None else task.get_name()
+
+    def _begin(self, run: Run) -> None:
+        assert self._pool is not None  # noqa: S101  # runs are started after start()
+        task = contextvars.copy_context().run(self._loop.create_task, run._work(self._pool))  # noqa: SLF001  # its own loop
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self) -> None:
+        self._pool = AsyncConnectionPool(
+            kwargs=self._connection_parameters,
+            min_size=self._size.minimum,
+            max_size=self._size.maximum,
+            timeout=self._size.timeout.total_seconds(),
+            # Without the check, each connection that died in a restart fails one checkpoint before it is replaced.
+            check=AsyncConnectionPool.check_connection,
+            open=False,
+            name="tickd-checkpoints",
+        )
+        await self._pool.open()
+
+    async def _connection_parameters(self) -> dict[str, Any]:
+        return {
+            **await self._dsn.connection_parameters(),
+            "application_name": f"tickd/{self._replica}",
+            "autocommit": True,
+            "row_factory": dict_row,
+            # A transaction-mode pooler may hand the next statement to a server that never saw it prepared.
+            "prepare_threshold": None if self._through_pooler else 0,
+        }
+
+    async def _close(self) -> None:
+        await self._stack.aclose()
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _on_graph_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+
+async def _nothing() -> None:
+    return None
