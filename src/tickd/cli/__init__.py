@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from tickd.cli import replica
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -18,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+replica.register(app)
 
 
 def main() -> None:
