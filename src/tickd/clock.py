@@ -9,9 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
 
 
-READ_CLOCK = "SELECT clock_timestamp()"
+# The first eight digits of a WAL file's name are the timeline, which a promotion to primary makes grow.
+READ_CLOCK = """
+SELECT clock_timestamp(), ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+"""
 SAMPLES = 3
 
 
@@ -21,6 +25,7 @@ class DatabaseClock:
     def __init__(self) -> None:
         self._instant = datetime.fromtimestamp(0, UTC)
         self._monotonic = 0.0
+        self.timeline = 0
 
     def now(self) -> datetime:
         """Return the database's present instant, by the last measurement."""
@@ -31,14 +36,19 @@ class DatabaseClock:
         return datetime.now(UTC) - self.now()  # noqa: TID251  # comparing the two clocks is this module's work
 
     async def measure(self, connection: AsyncConnection[Any]) -> None:
-        """Ask the database a few times and keep the quickest answer, taken for the middle of its round trip."""
+        """Ask the database a few times and keep the quickest answer, taken for the middle of its round trip.
+
+        The server's timeline comes with it: `timeline` is the newest that was ever seen, and a lock taken on an older
+        one is on a server that is the primary no more.
+        """
         quickest = float("inf")
         for _ in range(SAMPLES):
             sent = time.monotonic()
-            cursor = await connection.execute(READ_CLOCK)
-            row = await cursor.fetchone()
+            async with connection.cursor(row_factory=tuple_row) as cursor:
+                row = await (await cursor.execute(READ_CLOCK)).fetchone()
             took = time.monotonic() - sent
             if took < quickest:
                 quickest = took
-                instant: datetime = next(iter(row.values())) if isinstance(row, dict) else row[0]  # type: ignore[index]  # one row, always
+                instant, timeline = row  # type: ignore[misc]  # one row, always
                 self._instant, self._monotonic = instant.astimezone(UTC), sent + took / 2
+                self.timeline = max(self.timeline, timeline)

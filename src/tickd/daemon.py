@@ -3,48 +3,39 @@
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.clock import DatabaseClock
+from tickd.database import DatabaseStart
 from tickd.ends import milliseconds
-from tickd.errors import DatabaseUnusable
 from tickd.graphs import Reference, resolve_all
-from tickd.lock import LockPlace, open_session, pooler_complaint, probe, reaches_pooler, standby_complaint
-from tickd.log import Log, text_of
-from tickd.migrations import migrate
-from tickd.policy import backoff, in_own_order
-from tickd.runner import LEAD, Limits, Runner, Unreachable
+from tickd.http import serving
+from tickd.lock import LockPlace
+from tickd.log import Log
+from tickd.policy import in_own_order
+from tickd.runner import LEAD, Limits, Runner
 from tickd.runs import GraphThread, PoolSize
 from tickd.schedule import Entry, Schedule
 from tickd.settings import Settings
 from tickd.stop import Stop
 from tickd.tick import Tick
 from tickd.timer import Timer
+from tickd.upkeep import Upkeep
 
 
-FIRST_PAUSE = timedelta(milliseconds=200)
-LONGEST_PAUSE = timedelta(seconds=5)
-MEASURE_EVERY = timedelta(seconds=30)
 CLOSE_SECONDS = 5
+# What is left for the lines of runs that could not be stopped.
+LAST_WORDS = timedelta(seconds=1)
+# A timer that is this late has stopped firing, whatever else still moves.
+OVERDUE = timedelta(seconds=60)
 FORCED = 130
-# libpq gives no SQLSTATE for a refused connection, so these are told by the server's own English words; anything else
-# is taken for trouble that passes.
-FINAL_REFUSALS = (
-    ("password authentication failed", "the password is wrong"),
-    ("no password supplied", "the server asks for a password, and none is set"),
-    ("no pg_hba.conf entry", "the server's pg_hba.conf does not admit this host or user"),
-    ("permission denied for database", "the role may not connect to this database"),
-    ("does not exist", "the database or the role does not exist"),
-    ("unsupported startup parameter", "a connection pooler is in the way"),
-    ("session is read-only", "the server is a standby"),
-)
 
 
 class Daemon:
@@ -60,9 +51,12 @@ class Daemon:
         self._clock = DatabaseClock()
         self._database = settings.database()
         self._place = LockPlace(
-            settings.lock_database(), settings.replica, settings.lock_space, settings.connect_timeout
+            settings.lock_database(),
+            settings.replica,
+            settings.lock_space,
+            settings.connect_timeout,
+            windows=settings.windows(),
         )
-        self._skewed = False
         self._through_pooler = False
 
     async def serve(self) -> int:
@@ -77,8 +71,11 @@ class Daemon:
         )
         self._announce_schedule()
         await asyncio.to_thread(resolve_all, self._references(), self._directory)
-        if not await self._wait_for_database():
+        start = DatabaseStart(self._database, self._place, clock=self._clock, stop=self._stop, log=self._log)
+        through_pooler = await start.wait(self._settings.database_deadline)
+        if through_pooler is None:
             return self._stopped(0)
+        self._through_pooler = through_pooler
         async with self._ledger_pool() as pool, self._graph_thread() as graphs:
             loaded = await graphs.load(self._references(), self._directory)
             for name, graph in loaded.items():
@@ -97,29 +94,84 @@ class Daemon:
                     self._settings.max_running, self._settings.lock_attempts, self._settings.drain_timeout
                 ),
             )
-            await self._fire_until_stopped(runner, pool)
-        return self._stopped(0)
+            exit_code = await self._fire_until_stopped(runner, graphs, pool)
+        return self._stopped(exit_code)
 
-    async def _fire_until_stopped(self, runner: Runner, pool: AsyncConnectionPool[Any]) -> None:
+    async def _fire_until_stopped(
+        self, runner: Runner, graphs: GraphThread, pool: AsyncConnectionPool[Any]
+    ) -> int:
+        """Fire ticks until a stop is asked for, then let them end; return the exit code."""
+        at_work: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
+
+            def begin(work: Coroutine[Any, Any, None], tick: Tick) -> None:
+                task = group.create_task(work, name=str(tick))
+                at_work.add(task)
+                task.add_done_callback(at_work.discard)
 
             def fire(ticks: list[Tick]) -> None:
                 for tick in in_own_order(ticks, self._place.replica):
-                    group.create_task(runner.run_tick(tick), name=str(tick))
+                    begin(runner.run_tick(tick), tick)
+
+            def take_over(tick: Tick) -> None:
+                if not self._stop.requested:
+                    begin(runner.take_over(tick), tick)
 
             timer = Timer(self._clock, lead=LEAD, fire=fire)
-            timer.start(
-                {name: entry.series for name, entry in self._entries.items()}, after=self._clock.now()
+            upkeep = Upkeep(
+                pool=pool,
+                graphs=graphs,
+                place=self._place,
+                clock=self._clock,
+                timer=timer,
+                skew_limit=self._settings.skew_limit,
+                take_over=take_over,
+                stop=self._stop,
+                log=self._log,
             )
-            self._log.info("daemon.ready", graphs=len(self._entries))
-            group.create_task(self._keep_measuring(pool), name="clock")
-            await self._stop.wait()
-            timer.stop()
-            self._log.info(
-                "daemon.draining",
-                running=runner.running,
-                drain_timeout_ms=milliseconds(self._settings.drain_timeout),
+            series = {name: entry.series for name, entry in self._entries.items()}
+            timer.start(series, after=self._clock.now())
+            upkeep.start(group)
+            checks = {"/live": partial(self._alive, timer), "/ready": partial(self._ready, runner)}
+            async with serving(self._settings.http, checks):
+                self._log.info("daemon.ready", graphs=len(self._entries), **self._link())
+                await self._stop.wait()
+                timer.stop()
+                drain_ms = milliseconds(self._settings.drain_timeout)
+                self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
+                await self._drain(at_work)
+        return 1 if runner.drain_ran_out else 0
+
+    async def _drain(self, at_work: set[asyncio.Task[None]]) -> None:
+        """Wait until every tick has ended, or leave with what cannot be ended.
+
+        By then each has logged its line. Its hold is still there, and goes when the process does.
+        """
+        patience = self._settings.drain_timeout + self._place.windows.stop_allowance + LAST_WORDS
+        if at_work and (await asyncio.wait(at_work, timeout=patience.total_seconds()))[1]:
+            self._log.error(
+                "daemon.stopped", exit_code=1, reason="a run could not be stopped; the process ends it"
             )
+            os._exit(1)
+
+    def _alive(self, timer: Timer) -> tuple[bool, dict[str, Any]]:
+        overdue = timer.overdue()
+        return overdue < OVERDUE, {"timer_overdue_ms": milliseconds(overdue)}
+
+    def _ready(self, runner: Runner) -> tuple[bool, dict[str, Any]]:
+        return not self._stop.requested, {"replica": self._place.replica, "running": runner.running}
+
+    def _link(self) -> dict[str, Any]:
+        """Return what bounds the time that a lock outlives its holder."""
+        if self._place.dsn.over_unix_socket():
+            # The kernel tells each side of the other's end at once, and there is no link to die without a word.
+            return {"lock_link": "unix_socket"}
+        windows = self._place.windows
+        return {
+            "lock_link": "tcp",
+            "client_window_ms": milliseconds(windows.client),
+            "server_window_ms": milliseconds(windows.server),
+        }
 
     def _announce_schedule(self) -> None:
         disabled = [name for name, entry in self._schedule.entries.items() if not entry.enabled]
@@ -134,65 +186,6 @@ class Daemon:
             Reference(name, entry.graph, entry.input if isinstance(entry.input, str) else None)
             for name, entry in self._entries.items()
         ]
-
-    async def _wait_for_database(self) -> bool:
-        """Connect, migrate and probe, with one line per failed attempt; False when stopped meanwhile."""
-        deadline = time.monotonic() + self._settings.database_deadline.total_seconds()
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                await self._prepare_database(deadline)
-            except Unreachable as error:
-                reason = self._place.dsn.redact(text_of(error).strip()) or type(error).__name__
-                self._refuse_final(reason)
-                pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=self._place.replica)
-                if time.monotonic() + pause.total_seconds() > deadline:
-                    raise DatabaseUnusable(
-                        f"the database {self._place.dsn.describe()} was not reachable within "
-                        f"{self._settings.database_deadline.total_seconds():g} s: {reason}"
-                    ) from error
-                self._log.error(
-                    "database.unreachable",
-                    error_type=type(error).__name__,
-                    error=reason,
-                    tries=tries,
-                    retry_in_ms=milliseconds(pause),
-                )
-                if await self._stop.wait(pause):
-                    return False
-            else:
-                if tries > 1:
-                    self._log.info("database.reachable", tries=tries)
-                return True
-
-    async def _prepare_database(self, deadline: float) -> None:
-        session = await open_session(self._place)
-        try:
-            await self._clock.measure(session.connection)
-            before, after = await migrate(session.connection, stop=self._stop, deadline=deadline)
-        finally:
-            await session.close()
-        if before != after:
-            self._log.info("database.migrated", ledger=after.ledger, saver=after.saver)
-        identity = await probe(self._place)
-        self._through_pooler = await reaches_pooler(
-            self._database, self._place.connect_timeout, same_as=identity
-        )
-        self._note_skew()
-
-    def _refuse_final(self, reason: str) -> None:
-        """Raise DatabaseUnusable for a refusal that waiting does not change."""
-        for words, meaning in FINAL_REFUSALS:
-            if words in reason:
-                complaint = {
-                    "a connection pooler is in the way": pooler_complaint(self._place.dsn),
-                    "the server is a standby": standby_complaint(self._place.dsn),
-                }.get(
-                    meaning,
-                    f"the database {self._place.dsn.describe()} refuses tickd: {meaning}. Postgres says: {reason}",
-                )
-                raise DatabaseUnusable(complaint)
 
     @asynccontextmanager
     async def _ledger_pool(self) -> AsyncIterator[AsyncConnectionPool[Any]]:
@@ -238,25 +231,6 @@ class Daemon:
         finally:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await graphs.close()
-
-    async def _keep_measuring(self, pool: AsyncConnectionPool[Any]) -> None:
-        while not await self._stop.wait(MEASURE_EVERY):
-            try:
-                async with pool.connection() as connection:
-                    await self._clock.measure(connection)
-            except Unreachable:
-                continue  # the last measurement is carried on; a tick that meets the same trouble says so
-            self._note_skew()
-
-    def _note_skew(self) -> None:
-        """Warn when this host's clock crosses the limit, once per crossing."""
-        skew = self._clock.skew()
-        skewed = abs(skew) > self._settings.skew_limit
-        if skewed and not self._skewed:
-            self._log.warning(
-                "clock.skewed", ahead_ms=milliseconds(skew), limit_ms=milliseconds(self._settings.skew_limit)
-            )
-        self._skewed = skewed
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from typing import Any
 
-from tickd.lock import Loss
+from tickd.ledger import Refusal
+from tickd.lock import Hold, Loss
 from tickd.log import text_of
-from tickd.runs import EndKind, RunEnd
-from tickd.tick import Outcome, SkipReason
+from tickd.runs import CutOff, EndKind, RunEnd
+from tickd.tick import Outcome, SkipReason, instant_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +28,21 @@ class Stopping:
     loss: Loss | None = None
     timed_out: bool = False
     draining: bool = False
-    cancel_at: float | None = None
+    cancelled: bool = False
+    gave_up: bool = False
+    cancel_at: float = inf
 
     def cancel_by(self, moment: float) -> None:
         """Let the run be cancelled at the moment (monotonic seconds), or at an earlier one that was set before."""
-        self.cancel_at = moment if self.cancel_at is None else min(self.cancel_at, moment)
+        self.cancel_at = min(self.cancel_at, moment)
 
 
 def end_of_run(  # noqa: PLR0911  # one return per kind of end reads best
     ended: RunEnd, stopping: Stopping, timeout: timedelta | None, facts: dict[str, Any]
 ) -> End:
     """Turn a run's end, and what pressed it, into the tick's end."""
-    failure = failure_fields(ended.error)
+    # A checkpoint that the cut-off refused is a consequence of the loss, not an error of the graph.
+    failure = {} if isinstance(ended.error, CutOff) else failure_fields(ended.error)
     if stopping.loss is not None:
         return lost(stopping.loss, End(Outcome.FAILED if ended.error else Outcome.RAN, facts | failure))
     if stopping.timed_out:
@@ -71,6 +76,20 @@ def skipped(reason: SkipReason, **fields: Any) -> End:
     return End(
         Outcome.SKIPPED, {"reason": reason.value, **{k: v for k, v in fields.items() if v is not None}}
     )
+
+
+def skipped_by(hold: Hold[Any]) -> End:
+    """Return the skip of an attempt that was not granted, with whom it was left to."""
+    if isinstance(hold.granted, Refusal):
+        return skipped(SkipReason.ALREADY_RAN, holder=hold.granted.replica)
+    running = hold.granted
+    holder = hold.holder.replica if hold.holder else (running and running.replica)
+    if running is not None and running.replica == holder:
+        since = running.since
+    else:
+        # Without a running tick of the holder's, its session's age says the most there is.
+        since = hold.holder.since if hold.holder else None
+    return skipped(SkipReason.LOCK_HELD, holder=holder, holder_since=since and instant_text(since))
 
 
 def error_end(error: BaseException, **fields: Any) -> End:

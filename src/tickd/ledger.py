@@ -11,6 +11,7 @@ is in the ledger already is not locked at all, for a replica that holds a lock o
 would make others skip the graph's next tick.
 """
 
+import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from tickd.lock import LockSession
-from tickd.tick import Outcome, Tick, lock_key
+from tickd.tick import Outcome, Tick, instant_text, lock_key, parse_instant
 
 
 HOLD_AND_ADMIT = """
@@ -28,12 +29,19 @@ WITH known AS MATERIALIZED (
     SELECT replica, outcome
     FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
+), waiting AS MATERIALIZED (
+    SELECT replica, admitted_at
+    FROM tickd.ticks
+    WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'handed_off'
+    LIMIT 1
 ), try AS MATERIALIZED (
-    SELECT CASE WHEN NOT EXISTS (SELECT FROM known WHERE outcome IS NOT NULL)
+    SELECT CASE WHEN NOT EXISTS (SELECT FROM known WHERE outcome IS NOT NULL) AND NOT EXISTS (SELECT FROM waiting)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
 ), next AS (
-    INSERT INTO tickd.graphs (space, graph, token)
-    SELECT %(space)s::int, %(graph)s::text, 1 FROM try WHERE held AND NOT EXISTS (SELECT FROM known)
+    INSERT INTO tickd.graphs (space, graph, key, token)
+    SELECT %(space)s::int, %(graph)s::text, %(key)s::int, 1
+    FROM try
+    WHERE held AND NOT EXISTS (SELECT FROM known)
     ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
     RETURNING token
 ), admitted AS (
@@ -48,13 +56,47 @@ WITH known AS MATERIALIZED (
     SELECT %(thread_id)s::text, %(space)s::int, %(graph)s::text, token FROM admitted
     ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
 )
-SELECT try.held, admitted.token, admitted.attempt, known.replica
-FROM try LEFT JOIN admitted ON true LEFT JOIN known ON true
+SELECT try.held, admitted.token, admitted.attempt, known.replica, waiting.replica, waiting.admitted_at
+FROM try LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
+"""
+HOLD_AND_RESUME = """
+WITH waiting AS MATERIALIZED (
+    SELECT FROM tickd.ticks
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = 'handed_off'
+), try AS MATERIALIZED (
+    SELECT CASE WHEN EXISTS (SELECT FROM waiting)
+           THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
+), next AS (
+    UPDATE tickd.graphs SET token = graphs.token + 1
+    FROM try
+    WHERE try.held AND graphs.space = %(space)s AND graphs.graph = %(graph)s
+    RETURNING graphs.token
+), resumed AS (
+    UPDATE tickd.ticks
+    SET attempt = attempt + 1, token = next.token, replica = %(replica)s,
+        admitted_at = clock_timestamp(), finished_at = NULL, outcome = NULL
+    FROM next
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = 'handed_off'
+    RETURNING ticks.token, attempt, thread_id
+), fenced AS (
+    INSERT INTO tickd.threads (thread_id, space, graph, token)
+    SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM resumed
+    ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
+)
+SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id
+FROM try LEFT JOIN resumed ON true
 """
 RECORD = """
 UPDATE tickd.ticks
 SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, finished_at = clock_timestamp()
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
+"""
+# A sweep may have been quicker to call the tick abandoned than its own replica was to say what became of it.
+RECORD_WITHOUT_HOLD = """
+UPDATE tickd.ticks
+SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, finished_at = clock_timestamp()
+WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s
+  AND (outcome IS NULL OR outcome = 'abandoned')
 """
 ADMITTED = """
 SELECT t.graph, t.fire_time, t.replica
@@ -69,14 +111,47 @@ WHERE space = %s AND graph = %s AND outcome IS NULL
 ORDER BY token DESC
 LIMIT 1
 """
+WAITING = """
+SELECT graph, fire_time
+FROM tickd.ticks
+WHERE space = %s AND outcome = 'handed_off'
+ORDER BY fire_time
+"""
+# Without an outcome, and nobody has the graph's lock. pg_locks is read live and the rows are of the statement's
+# snapshot, so a tick that is being recorded at this moment may show up here by mistake.
+SUSPECTS = """
+SELECT t.graph, t.fire_time, t.token
+FROM tickd.ticks AS t
+JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
+WHERE t.space = %s AND t.outcome IS NULL
+  AND (t.space, g.key) NOT IN (
+    SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
+    FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  )
+"""
+# A holder records before it unlocks. So a row that has no outcome in a snapshot taken *after* its lock was seen to be
+# free has lost its holder, and the update makes one replica the one that says so.
+ABANDON = """
+UPDATE tickd.ticks AS t
+SET outcome = 'abandoned', finished_at = clock_timestamp()
+FROM unnest(%s::text[], %s::timestamptz[], %s::bigint[]) AS suspect (graph, fire_time, token)
+WHERE t.space = %s AND t.graph = suspect.graph AND t.fire_time = suspect.fire_time AND t.token = suspect.token
+  AND t.outcome IS NULL
+RETURNING t.graph, t.fire_time, t.token, t.attempt, t.replica, t.admitted_at
+"""
+LISTEN = "LISTEN tickd"
+ANNOUNCE = "SELECT pg_notify('tickd', %s)"
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The ledger has accepted the tick for this replica: its token, and which attempt of the tick this is."""
+    """The ledger has accepted the tick for this replica: its token, which attempt it is, and the thread it runs on."""
 
     token: int
     attempt: int
+    thread_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +172,57 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A graph's admitted tick that has no outcome yet."""
+    """A graph's admitted tick that has not come to its end: it runs, or it has been handed off and waits."""
 
+    replica: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A tick that was admitted and whose holder is gone."""
+
+    tick: Tick
+    token: int
+    attempt: int
     replica: str
     since: datetime
 
 
 async def hold_and_admit(
     session: LockSession, tick: Tick, *, thread_id: str, run_id: uuid.UUID
-) -> tuple[bool, Admission | Refusal | None]:
+) -> tuple[bool, Admission | Refusal | Unfinished | None]:
     """Try the graph's lock and admit the tick under it: whether the lock was taken, and what the ledger says.
 
-    (True, Admission): run it. (_, Refusal): it has been admitted before. (False, None): another session holds the lock.
+    (True, Admission): run it. (_, Refusal): it has been admitted before. (False, Unfinished): an earlier tick of the
+    graph has been handed off and comes first. (False, None): another session holds the lock.
     """
-    place = session.place
-    held, token, attempt, replica = await session.fetch(
-        HOLD_AND_ADMIT,
-        {
-            "space": place.space,
-            "key": lock_key(tick.graph),
-            "graph": tick.graph,
-            "fire_time": tick.fire_time,
-            "replica": place.replica,
-            "thread_id": thread_id,
-            "run_id": run_id,
-        },
+    held, token, attempt, replica, waiting, waiting_since = await session.fetch(
+        HOLD_AND_ADMIT, {**_tick_parameters(session, tick), "thread_id": thread_id, "run_id": run_id}
     )
     if token is not None:
-        return True, Admission(token, attempt)
+        return True, Admission(token, attempt, thread_id)
     if held is False:
         return False, None
+    if replica is None and waiting is not None:
+        return False, Unfinished(waiting, waiting_since.astimezone(UTC))
     return bool(held), Refusal(replica)
+
+
+async def hold_and_resume(session: LockSession, tick: Tick) -> tuple[bool, Admission | None]:
+    """Try the graph's lock and take over a tick that was handed off, as its next attempt; None when another has it."""
+    held, token, attempt, thread_id = await session.fetch(HOLD_AND_RESUME, _tick_parameters(session, tick))
+    return bool(held), None if token is None else Admission(token, attempt, thread_id)
+
+
+def _tick_parameters(session: LockSession, tick: Tick) -> dict[str, Any]:
+    return {
+        "space": session.place.space,
+        "key": lock_key(tick.graph),
+        "graph": tick.graph,
+        "fire_time": tick.fire_time,
+        "replica": session.place.replica,
+    }
 
 
 async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish) -> bool:
@@ -139,7 +234,8 @@ async def record_without_hold(
     connection: AsyncConnection[Any], space: int, tick: Tick, *, token: int, finish: Finish
 ) -> bool:
     """Write how the tick ended when its hold is gone; the token in the row still decides whether that is ours to say."""
-    return (await connection.execute(RECORD, _record_parameters(space, tick, token, finish))).rowcount == 1
+    cursor = await connection.execute(RECORD_WITHOUT_HOLD, _record_parameters(space, tick, token, finish))
+    return cursor.rowcount == 1
 
 
 def _record_parameters(space: int, tick: Tick, token: int, finish: Finish) -> dict[str, Any]:
@@ -170,3 +266,37 @@ async def admitted(connection: AsyncConnection[Any], space: int, ticks: Iterable
         Tick(graph, fire_time.astimezone(UTC)): replica
         for graph, fire_time, replica in await cursor.fetchall()
     }
+
+
+async def waiting(connection: AsyncConnection[Any], space: int) -> list[Tick]:
+    """Return the ticks that were handed off and that nobody has taken over yet, the earliest first."""
+    cursor = await connection.execute(WAITING, [space])
+    return [Tick(graph, fire_time.astimezone(UTC)) for graph, fire_time in await cursor.fetchall()]
+
+
+async def abandon(connection: AsyncConnection[Any], space: int) -> list[Abandoned]:
+    """Close the rows of ticks whose holder is gone, and return those that this call closed: each once over all replicas."""
+    cursor = await connection.execute(SUSPECTS, [space])
+    suspects = await cursor.fetchall()
+    if not suspects:
+        return []
+    graphs, fire_times, tokens = (list(column) for column in zip(*suspects, strict=True))
+    cursor = await connection.execute(ABANDON, (graphs, fire_times, tokens, space))
+    return [
+        Abandoned(Tick(graph, fire_time.astimezone(UTC)), token, attempt, replica, since.astimezone(UTC))
+        for graph, fire_time, token, attempt, replica, since in await cursor.fetchall()
+    ]
+
+
+async def announce(connection: AsyncConnection[Any], space: int, tick: Tick) -> None:
+    """Tell every listening replica that the tick has been handed off; the row is the truth, this only saves time."""
+    await connection.execute(ANNOUNCE, [json.dumps([space, tick.graph, instant_text(tick.fire_time)])])
+
+
+def announced(payload: str, space: int) -> Tick | None:
+    """Return the tick of an announcement; None when it is of another lock space, or nothing that tickd sent."""
+    try:
+        of_space, graph, fire_time = json.loads(payload)
+        return Tick(graph, parse_instant(fire_time)) if of_space == space else None
+    except (ValueError, TypeError, AttributeError):
+        return None

@@ -41,7 +41,7 @@ T = TypeVar("T")
 APPLICATION = "tickd/"
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s::int, %s::int)"
 UNLOCK = "SELECT pg_advisory_unlock(%s::int, %s::int)"
-PROBE = "SELECT 1"
+PROBE = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int"
 # pg_locks shows the two signed int4 as unsigned oids; the name is what `sole_writer` gave its session.
 HOLDER = """
 SELECT a.application_name, l.pid, a.backend_start
@@ -90,9 +90,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How a hold ended under its run: a cause of the closed list below, and the error that told."""
+    """How a hold ended under its run, and the error that told.
 
-    cause: str  # session_ended | no_answer | not_confirmed
+    The cause is one of: `session_ended` (the server said so), `no_answer` (a probe ran out of time), `not_confirmed` (this
+    process stood still for longer than a silent client's lock is kept), `failover` (the lock is on a server that is not
+    the primary any more), `superseded` (the ledger has a newer token).
+    """
+
+    cause: str
     error: str
 
 
@@ -142,8 +147,11 @@ class LockSession:
             (name or "another role's session").removeprefix(APPLICATION), pid, since and since.astimezone(UTC)
         )
 
-    async def watch(self) -> Loss:
+    async def watch(self, newest_timeline: Callable[[], int] = lambda: 0) -> Loss:
         """Return when the hold is lost; cancel to end the watch.
+
+        A session on the old primary stays healthy after a failover, so its server's timeline is compared with the newest
+        one that anybody here has seen.
 
         The trust window is counted on the monotonic clock from before each probe was sent, so a slow answer never
         stretches it, and a process that was stopped for longer than the window knows it when it goes on.
@@ -159,7 +167,12 @@ class LockSession:
                         "this process did not run for longer than Postgres keeps a silent client's lock",
                     )
                 sent = time.monotonic()
-                await self._within(self._fetch(PROBE, ()), windows.probe_timeout)
+                (timeline,) = await self._within(self._fetch(PROBE, ()), windows.probe_timeout)
+                if timeline < newest_timeline():
+                    return Loss(
+                        "failover",
+                        f"the lock is on timeline {timeline}, and the primary on {newest_timeline()}",
+                    )
                 self._confirmed = sent
             except TimeoutError as error:
                 return Loss("no_answer", str(error))
@@ -276,6 +289,15 @@ async def sole_writer(
                 hold.held = False
     finally:
         # A cancelled try may have taken the lock all the same; the end of the session frees it.
+        await session.close()
+
+
+@asynccontextmanager
+async def closing(session: LockSession) -> AsyncIterator[LockSession]:
+    """Close the session at the end, whatever happens in between."""
+    try:
+        yield session
+    finally:
         await session.close()
 
 

@@ -25,6 +25,7 @@ from tickd.tick import Outcome, instant_text
 TERMINAL_EVENTS = frozenset(f"tick.{outcome}" for outcome in Outcome)
 EVENTS = TERMINAL_EVENTS | {
     "tick.started",
+    "tick.waiting",
     "lock.unlock_failed",
     "daemon.started",
     "daemon.ready",

@@ -1,7 +1,8 @@
 """The runner: one tick, from fire to log line.
 
-`run_tick` is the story; everything it calls returns facts. It ends each tick that this replica fired with exactly one
-terminal line.
+`run_tick` is the story of a tick that this replica fired, `take_over` that of one that another replica handed off;
+everything they call returns facts. Each tick that is fired ends with exactly one terminal line, and so does each run
+that is taken over.
 """
 
 import asyncio
@@ -18,16 +19,17 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tickd import ledger
 from tickd.clock import DatabaseClock
-from tickd.ends import End, Stopping, end_of_run, error_end, lost, milliseconds, skipped
+from tickd.ends import End, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
 from tickd.ledger import Admission, Finish, Refusal, Unfinished
-from tickd.lock import Hold, LockPlace, LockSession, Loss, open_session, sole_writer
+from tickd.lock import Attempt, LockPlace, LockSession, Loss, closing, open_session, sole_writer
 from tickd.log import Log, text_of
 from tickd.looks import Looks
 from tickd.policy import backoff
-from tickd.runs import GraphThread, Run, RunEnd, RunOrder
+from tickd.runs import EndKind, GraphThread, RunEnd
 from tickd.schedule import Entry
 from tickd.stop import Stop
+from tickd.supervision import Supervision, order_of
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
 
@@ -40,9 +42,25 @@ LONGEST_PAUSE = timedelta(seconds=5)
 # A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
 PASSING_HOLD_TRIES = 3
 PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
-CANCEL_AGAIN = 1.0
 
 Unreachable = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, TimeoutError, OSError)
+
+
+LEVELS = {
+    Outcome.MISSED: "warning",
+    Outcome.FAILED: "error",
+    Outcome.TIMED_OUT: "error",
+    Outcome.LOCK_LOST: "error",
+    Outcome.ERROR: "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A place to attempt, to be given up as soon as the attempt is over; or None, and what there was none of."""
+
+    attempting: AsyncExitStack | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +101,9 @@ class Runner:
         self._run_room = asyncio.Semaphore(limits.max_running)
         self._attempt_room = asyncio.Semaphore(limits.lock_attempts)
         self._running: dict[str, datetime] = {}
+        self._taking_over: set[Tick] = set()
         self._reachable = True
+        self.drain_ran_out = False
 
     @property
     def running(self) -> int:
@@ -92,62 +112,89 @@ class Runner:
 
     async def run_tick(self, tick: Tick) -> None:
         """Take one tick from its fire to its terminal line; never raises, for one tick must not end the others."""
-        entry = self._entries[tick.graph]
         try:
-            end = await self._end_of(entry, tick)
+            end = await self._end_of(self._entries[tick.graph], tick)
         except Unreachable as error:
             end = error_end(error)
         except Exception as error:  # noqa: BLE001  # a fault of tickd itself is this tick's outcome, with its traceback
             end = error_end(error, exc_info=error)
-        level = {
-            Outcome.MISSED: "warning",
-            Outcome.FAILED: "error",
-            Outcome.TIMED_OUT: "error",
-            Outcome.LOCK_LOST: "error",
-            Outcome.ERROR: "error",
-        }.get(end.outcome, "info")
-        getattr(self._log, level)(
-            f"tick.{end.outcome}", graph=tick.graph, fire_time=instant_text(tick.fire_time), **end.fields
-        )
+        self._log_end(tick, end)
+
+    async def take_over(self, tick: Tick) -> None:
+        """Continue a tick that another replica handed off, at its next super-step; says nothing if it is not ours to run.
+
+        Every replica hears of it and tries; the row makes one of them the next holder. What fails here is tried again
+        at the next sweep.
+        """
+        entry = self._entries.get(tick.graph)
+        if entry is None or tick in self._taking_over:
+            return
+        self._taking_over.add(tick)
+        try:
+            end = await self._end_of_taken_over(entry, tick)
+        except Unreachable as error:
+            self._note_unreachable(error)
+            return
+        except Exception as error:  # noqa: BLE001  # as above
+            end = error_end(error, exc_info=error)
+        finally:
+            self._taking_over.discard(tick)
+        if end is not None:
+            self._log_end(tick, end)
 
     async def _end_of(self, entry: Entry, tick: Tick) -> End:
-        delay = entry.start_delay(tick)
-        due = tick.fire_time + delay
+        due = tick.fire_time + entry.start_delay(tick)
         if await self._stopped_before(due - LEAD):
             return skipped(SkipReason.DRAINING)
         async with AsyncExitStack() as rooms:
-            attempting = await self._find_room(rooms, due + entry.grace)
-            if attempting is None:
-                return await self._came_too_late(entry, tick, due)
+            room = await self._find_room(rooms, due + entry.grace)
+            if room.attempting is None:
+                return await self._came_too_late(entry, tick, due, room.reason)
             session = await self._open_in_time(tick, due + entry.grace)
             if isinstance(session, End):
                 return session
-            return await self._try(entry, tick, due, session, attempting)
+            async with closing(session):
+                early_end = await self._end_before_attempt(entry, tick, due)
+                if early_end is not None:
+                    return early_end
+                attempt = partial(self._attempt, entry=entry, tick=tick)
+                return await self._run_if_held(entry, tick, session, attempt, room.attempting)
 
-    async def _try(
-        self, entry: Entry, tick: Tick, due: datetime, session: LockSession, attempting: AsyncExitStack
+    async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
+        async with AsyncExitStack() as rooms:
+            room = await self._find_room(rooms, self._clock.now() + entry.grace)
+            if room.attempting is None:
+                return None
+            session = await open_session(self._place)
+            async with closing(session):
+                if self._stop.requested or tick.graph in self._running:
+                    return None
+                attempt = partial(ledger.hold_and_resume, tick=tick)
+                end = await self._run_if_held(entry, tick, session, attempt, room.attempting)
+                return None if end.outcome is Outcome.SKIPPED else end
+
+    async def _run_if_held(
+        self,
+        entry: Entry,
+        tick: Tick,
+        session: LockSession,
+        attempt: Attempt[Any],
+        attempting: AsyncExitStack,
     ) -> End:
-        """Wait until the tick is due, try to hold its graph, and run it if that succeeds."""
-        try:
-            early_end = await self._end_before_attempt(entry, tick, due)
-        except BaseException:
-            await session.close()
-            raise
-        if early_end is not None:
-            await session.close()
-            return early_end
+        """Try to hold the graph; run the tick if it was granted, else say who has it."""
         self._running[tick.graph] = self._clock.now()
         try:
-            attempt = partial(self._attempt, entry=entry, tick=tick)
             async with sole_writer(tick.graph, self._place, attempt=attempt, session=session) as hold:
                 await attempting.aclose()
                 if not isinstance(hold.granted, Admission):
-                    return self._skipped_by(hold)
-                end = await self._run(entry, tick, hold, hold.granted)
+                    return skipped_by(hold)
+                end = await self._run(entry, tick, hold.session, hold.granted)
         finally:
             del self._running[tick.graph]
         if hold.unlocked is False:
             self._log.warning("lock.unlock_failed", graph=tick.graph, fire_time=instant_text(tick.fire_time))
+        if end.outcome is Outcome.HANDED_OFF:
+            await self._announce(tick)
         return end
 
     async def _end_before_attempt(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
@@ -156,18 +203,16 @@ class Runner:
             return skipped(SkipReason.DRAINING)
         late = self._clock.now() - due
         if late > entry.grace:
-            return await self._came_too_late(entry, tick, due)
+            return await self._came_too_late(entry, tick, due, "late")
         if late > FRESH and (replica := await self._looks.ended_by(tick)) is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
-        if tick.graph in self._running:
-            return skipped(
-                SkipReason.LOCK_HELD,
-                holder=self._place.replica,
-                holder_since=instant_text(self._running[tick.graph]),
-            )
-        return None
+        return self._skipped_by_itself(tick) if tick.graph in self._running else None
 
-    async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime) -> End:
+    def _skipped_by_itself(self, tick: Tick) -> End:
+        since = instant_text(self._running[tick.graph])
+        return skipped(SkipReason.LOCK_HELD, holder=self._place.replica, holder_since=since)
+
+    async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime, reason: str) -> End:
         """Return the end of a tick past its grace: another replica ran it, or it is missed."""
         try:
             replica = await self._looks.ended_by(tick)
@@ -176,22 +221,29 @@ class Runner:
         if replica is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
         late = self._clock.now() - due
-        return End(Outcome.MISSED, {"late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)})
+        fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
+        return End(Outcome.MISSED, fields)
 
-    async def _find_room(self, rooms: AsyncExitStack, until: datetime) -> AsyncExitStack | None:
-        """Take a place to run and a place to attempt; None when there is none within the time.
+    async def _find_room(self, rooms: AsyncExitStack, until: datetime) -> _Room:
+        """Take a place to run and a place to attempt, on a graph loop that answers; or say what there was none of.
 
-        The place to attempt is returned, to be given up as soon as the attempt is over. Both are served in the order of
-        asking, which is this replica's own.
+        Places are served in the order of asking, which is this replica's own. A graph that blocks the graph loop keeps
+        this replica from holding other graphs that it could not start, and leaves them to the others.
         """
+        reason = "no_room"
+        patience = until - self._clock.now()
+        if patience <= timedelta(0):
+            return _Room(None, "late")
         try:
-            async with asyncio.timeout((until - self._clock.now()).total_seconds()):
+            async with asyncio.timeout(patience.total_seconds()):
                 await rooms.enter_async_context(self._run_room)
                 attempting = await rooms.enter_async_context(AsyncExitStack())
                 await attempting.enter_async_context(self._attempt_room)
+                reason = "loop_blocked"
+                await self._graphs.answer()
         except TimeoutError:
-            return None
-        return attempting
+            return _Room(None, reason)
+        return _Room(attempting, reason)
 
     async def _open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:
         """Open the tick's lock connection, again and again within its grace; tick.error when there is none to be had."""
@@ -202,9 +254,8 @@ class Runner:
                 session = await open_session(self._place)
             except Unreachable as error:
                 self._note_unreachable(error)
-                pause = backoff(
-                    tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=f"{self._place.replica}/{tick}"
-                )
+                seed = f"{self._place.replica}/{tick}"
+                pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=seed)
                 if self._clock.now() + pause > until:
                     return error_end(error, reason="db_connect", tries=tries)
                 if await self._stop.wait(pause):
@@ -217,9 +268,10 @@ class Runner:
         self, session: LockSession, *, entry: Entry, tick: Tick
     ) -> tuple[bool, Admission | Refusal | Unfinished | None]:
         """Try and admit in one statement; try again where the lock is held by somebody who is about to let go."""
+        thread_id = entry.thread_id(tick)
         for tries in range(1, PASSING_HOLD_TRIES + 1):
             held, granted = await ledger.hold_and_admit(
-                session, tick, thread_id=entry.thread_id(tick), run_id=run_id(tick)
+                session, tick, thread_id=thread_id, run_id=run_id(tick)
             )
             if held or granted is not None:
                 return held, granted
@@ -229,133 +281,43 @@ class Runner:
             await self._stop.wait(PASSING_HOLD_PAUSE * tries)
         raise AssertionError("the last try returns")
 
-    def _skipped_by(self, hold: Hold[Any]) -> End:
-        if isinstance(hold.granted, Refusal):
-            return skipped(
-                SkipReason.ALREADY_RAN, **({"holder": hold.granted.replica} if hold.granted.replica else {})
-            )
-        running = hold.granted
-        holder = hold.holder.replica if hold.holder else (running.replica if running else None)
-        if holder is None:
-            # Freed between the try and the look-up: the fact that it was held is all there is.
-            return skipped(SkipReason.LOCK_HELD)
-        since = (
-            running.since if running and running.replica == holder else (hold.holder and hold.holder.since)
-        )
-        return skipped(
-            SkipReason.LOCK_HELD, holder=holder, holder_since=instant_text(since) if since else None
-        )
-
-    async def _run(self, entry: Entry, tick: Tick, hold: Hold[Any], admission: Admission) -> End:
+    async def _run(self, entry: Entry, tick: Tick, session: LockSession, admission: Admission) -> End:
         """Run the admitted tick under the hold, and record how it ended while still holding."""
-        order = self._order(entry, tick, admission)
-        facts: dict[str, Any] = {"token": admission.token, "attempt": admission.attempt}
         late_ms = milliseconds(self._clock.now() - tick.fire_time)
-        self._log.info(
-            "tick.started",
-            graph=tick.graph,
-            fire_time=instant_text(tick.fire_time),
-            thread_id=order.thread_id,
-            late_ms=late_ms,
-            **facts,
-        )
-        started = time.monotonic()
-        run = self._graphs.run(order)
-        stopping, ended = await self._see_to_its_end(run, entry, hold.session)
-        facts |= {"duration_ms": round((time.monotonic() - started) * 1000, 1), "late_ms": late_ms}
-        end = end_of_run(ended, stopping, entry.timeout, facts)
-        return await self._record(tick, hold.session, admission, end, ended)
-
-    def _order(self, entry: Entry, tick: Tick, admission: Admission) -> RunOrder:
-        thread_id = entry.thread_id(tick)
-        identity = run_id(tick)
-        metadata = {
-            **entry.config.metadata,
-            "tickd_graph": tick.graph,
-            "tickd_fire_time": instant_text(tick.fire_time),
-            "tickd_attempt": admission.attempt,
-            "tickd_replica": self._place.replica,
-            "tickd_token": admission.token,
+        facts: dict[str, Any] = {"token": admission.token, "attempt": admission.attempt}
+        started: dict[str, Any] = {
+            "graph": tick.graph,
+            "fire_time": instant_text(tick.fire_time),
+            "thread_id": admission.thread_id,
         }
-        config: dict[str, Any] = {
-            "configurable": {**entry.config.configurable, "thread_id": thread_id, "run_id": str(identity)},
-            "run_id": identity,
-            "run_name": tick.graph,
-            "tags": ["tickd", *entry.config.tags],
-            "metadata": metadata,
-        }
-        if entry.config.recursion_limit is not None:
-            config["recursion_limit"] = entry.config.recursion_limit
-        return RunOrder(
-            loaded=self._loaded[tick.graph],
-            tick=tick,
-            thread_id=thread_id,
-            run_id=identity,
-            token=admission.token,
-            # LangGraph takes None for "continue", and an empty mapping for a start without input.
-            input={} if entry.input is None else entry.input_for(tick),
-            context=entry.context,
-            config=config,
-            durability=entry.durability,
-            resume=admission.attempt > 1,
+        if admission.attempt > 1:
+            started["resumed"] = True
+        self._log.info("tick.started", **started, **facts, late_ms=late_ms)
+        began = time.monotonic()
+        run = self._graphs.run(
+            order_of(entry, tick, admission, self._loaded[tick.graph], self._place.replica)
         )
-
-    async def _see_to_its_end(self, run: Run, entry: Entry, session: LockSession) -> tuple[Stopping, RunEnd]:
-        """Wait for the run's real end; meanwhile watch the hold, the time-out and the stop event, and act on each."""
-        stopping = Stopping()
-        watch = asyncio.ensure_future(session.watch())
-        stop = asyncio.ensure_future(self._stop.wait())
-        timeout_at = None if entry.timeout is None else time.monotonic() + entry.timeout.total_seconds()
-        try:
-            while not run.ended.done():
-                waiting = {run.ended, *(task for task in (watch, stop) if not task.done())}
-                moments = [
-                    m
-                    for m in (stopping.cancel_at, None if stopping.timed_out else timeout_at)
-                    if m is not None
-                ]
-                patience = max(0.0, min(moments) - time.monotonic()) if moments else None
-                await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                if not run.ended.done():
-                    self._press(run, stopping, watch, stop, timeout_at)
-        finally:
-            watch.cancel()
-            stop.cancel()
-            await asyncio.wait({watch, stop})
-        if stopping.loss is None and not watch.cancelled() and watch.exception() is None:
-            stopping.loss = watch.result()
-        return stopping, run.ended.result()
-
-    def _press(
-        self,
-        run: Run,
-        stopping: Stopping,
-        watch: asyncio.Future[Loss],
-        stop: asyncio.Future[bool],
-        timeout_at: float | None,
-    ) -> None:
-        """Do what the moment asks for: drain or cancel a run that has to stop."""
-        now = time.monotonic()
-        if watch.done() and stopping.loss is None:
-            stopping.loss = watch.result()
-            run.drain("lock lost")
-            # A session that has ended has freed the lock already; a silent one is still being given its time.
-            patience = (
-                timedelta(0)
-                if stopping.loss.cause == "session_ended"
-                else self._place.windows.stop_allowance / 2
-            )
-            stopping.cancel_by(now + patience.total_seconds())
-        if stop.done() and not stopping.draining:
-            stopping.draining = True
-            stopping.cancel_by(now + self._limits.drain_timeout.total_seconds())
-        if timeout_at is not None and now >= timeout_at and not stopping.timed_out:
-            stopping.timed_out = True
-            stopping.cancel_by(now)
-        if stopping.cancel_at is not None and now >= stopping.cancel_at:
-            run.cancel()
-            # A node may swallow a cancellation; it is asked again until the run has really ended.
-            stopping.cancel_at = now + CANCEL_AGAIN
+        supervision = Supervision(
+            run,
+            session,
+            stop=self._stop,
+            timeout=entry.timeout,
+            drain_timeout=self._limits.drain_timeout,
+            newest_timeline=lambda: self._clock.timeline,
+            waiting_for_threads=partial(self._note_waiting, tick),
+        )
+        stopping, ended = await supervision.see_to_its_end()
+        self.drain_ran_out |= stopping.draining and ended.kind is EndKind.CANCELLED
+        facts |= {"duration_ms": round((time.monotonic() - began) * 1000, 1), "late_ms": late_ms}
+        end = await self._record(
+            tick, session, admission, end_of_run(ended, stopping, entry.timeout, facts), ended
+        )
+        if stopping.gave_up:
+            # A thread that cannot be stopped still writes. Only the end of the process ends it, and until then the hold
+            # stays: the daemon leaves in a moment, and the line has to be out before.
+            self._log_end(tick, end)
+            await asyncio.get_running_loop().create_future()
+        return end
 
     async def _record(
         self, tick: Tick, session: LockSession, admission: Admission, end: End, ended: RunEnd
@@ -372,18 +334,27 @@ class Runner:
                 end = lost(Loss("superseded", "the ledger has a newer token for this tick"), end)
             except Unreachable as failure:
                 end = lost(Loss("session_ended", str(failure).strip()), end)
-        await self._record_without_hold(tick, admission, replace(finish, outcome=end.outcome))
-        return end
-
-    async def _record_without_hold(self, tick: Tick, admission: Admission, finish: Finish) -> None:
         try:
             async with self._pool.connection() as connection:
                 await ledger.record_without_hold(
-                    connection, self._place.space, tick, token=admission.token, finish=finish
+                    connection,
+                    self._place.space,
+                    tick,
+                    token=admission.token,
+                    finish=replace(finish, outcome=end.outcome),
                 )
-        except Unreachable as error:
+        except Unreachable as failure:
             # The row stays without an outcome, and a sweep will find it abandoned: that is the truth then.
-            self._note_unreachable(error)
+            self._note_unreachable(failure)
+        return end
+
+    async def _announce(self, tick: Tick) -> None:
+        """Wake the other replicas; after the unlock, so that the first of them finds the lock free."""
+        try:
+            async with self._pool.connection() as connection:
+                await ledger.announce(connection, self._place.space, tick)
+        except Unreachable as error:
+            self._note_unreachable(error)  # their sweeps find the tick all the same
 
     async def _stopped_before(self, moment: datetime) -> bool:
         """Wait until the database's clock shows the moment; True when a stop was asked for before."""
@@ -391,6 +362,17 @@ class Runner:
             if await self._stop.wait(ahead):
                 return True
         return self._stop.requested
+
+    def _log_end(self, tick: Tick, end: End) -> None:
+        level = LEVELS.get(end.outcome, "info")
+        fire_time = instant_text(tick.fire_time)
+        getattr(self._log, level)(f"tick.{end.outcome}", graph=tick.graph, fire_time=fire_time, **end.fields)
+
+    def _note_waiting(self, tick: Tick, threads: int) -> None:
+        fire_time = instant_text(tick.fire_time)
+        self._log.warning(
+            "tick.waiting", graph=tick.graph, fire_time=fire_time, reason="sync_node", threads=threads
+        )
 
     def _note_unreachable(self, error: BaseException) -> None:
         if self._reachable:

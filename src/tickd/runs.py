@@ -96,6 +96,7 @@ class Run:
     _control: RunControl = field(default_factory=RunControl)
     _task: asyncio.Task[None] | None = None
     _cancelled: bool = False
+    cut_off_by: str | None = None
     _threads: set[Future[Any]] = field(default_factory=set)
 
     @property
@@ -105,6 +106,11 @@ class Run:
 
     def drain(self, reason: str) -> None:
         """Ask the graph to stop at its next super-step, with its checkpoint kept."""
+        self._control.request_drain(reason)
+
+    def cut_off(self, reason: str) -> None:
+        """Let no checkpoint of this run through any more, and no further node start; in force when it returns."""
+        self.cut_off_by = reason
         self._control.request_drain(reason)
 
     def cancel(self) -> None:
@@ -128,7 +134,7 @@ class Run:
             end = await self._invoke(pool)
         except asyncio.CancelledError as error:
             # The task ends here. A CancelledError that nobody asked for is the graph's own failure.
-            end = RunEnd(EndKind.CANCELLED if self._cancelled else EndKind.RAISED, 0, error=error)
+            end = RunEnd(EndKind.CANCELLED, 0) if self._cancelled else RunEnd(EndKind.RAISED, 0, error=error)
         except BaseException as error:  # noqa: BLE001  # a graph may raise anything, and it is the tick's outcome
             end = RunEnd(EndKind.RAISED, 0, error=error)
         while pending := [thread for thread in tuple(self._threads) if not thread.done()]:
@@ -141,7 +147,7 @@ class Run:
 
     async def _invoke(self, pool: AsyncConnectionPool[Any]) -> RunEnd:
         order = self.order
-        saver = StepCountingSaver(pool)
+        saver = RunSaver(pool, self)
         graph = order.loaded.graph.copy({"checkpointer": saver})
         config: Any = order.config
         given = None
@@ -188,25 +194,42 @@ async def _input_of(order: RunOrder) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-class StepCountingSaver(AsyncPostgresSaver):
-    """The saver of one run; it counts the super-steps that it saw."""
+class CutOff(Exception):
+    """A checkpoint was not written, because the run's hold is gone."""
 
-    _first: int | None = None
-    _last: int = 0
+
+class RunSaver(AsyncPostgresSaver):
+    """The saver of one run: counts its super-steps, and writes nothing once the run is cut off."""
+
+    def __init__(self, pool: AsyncConnectionPool[Any], run: Run) -> None:
+        super().__init__(pool)
+        self._run = run
+        self._first: int | None = None
+        self._last = 0
 
     @property
     def steps(self) -> int:
         """Return how many super-steps were checkpointed."""
         return 0 if self._first is None else max(0, self._last - self._first)
 
+    async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        """Save what a node has written, unless the run is cut off."""
+        self._refuse_when_cut_off()
+        await super().aput_writes(config, writes, task_id, task_path)
+
     async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        """Save the checkpoint, and note its step when it is the graph's own and not a subgraph's."""
+        """Save the checkpoint unless the run is cut off; note its step when it is the graph's own and not a subgraph's."""
+        self._refuse_when_cut_off()
         if not config["configurable"].get("checkpoint_ns"):
             step = metadata["step"]
             if self._first is None:
                 self._first = step + 1 if metadata.get("source") == "input" else min(step - 1, 0)
             self._last = step
         return await super().aput(config, checkpoint, metadata, new_versions)
+
+    def _refuse_when_cut_off(self) -> None:
+        if self._run.cut_off_by is not None:
+            raise CutOff(self._run.cut_off_by)
 
 
 class _NodeThreads(ThreadPoolExecutor):

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from tickd.dsn import Dsn, parse_dsn
 from tickd.duration import FORMS, parse_duration
 from tickd.errors import Unusable
+from tickd.policy import TrustWindows
 
 
 # application_name has 63 bytes and shows anything but printable ASCII as escapes; `tickd/` takes six of them.
@@ -84,6 +85,19 @@ class Settings(BaseSettings):
         timedelta(seconds=60), description="How long a start waits for the database."
     )
     drain_timeout: Duration = Field(timedelta(seconds=30), description="How long a stop waits for runs.")
+    probe_interval: Duration = Field(
+        timedelta(seconds=3), description="How often a run's lock session is probed."
+    )
+    probe_timeout: Duration = Field(
+        timedelta(seconds=4), description="How long a probe waits for the answer."
+    )
+    stop_allowance: Duration = Field(timedelta(seconds=10), description="How long a run may take to stop.")
+    keepalive_idle: Duration = Field(
+        timedelta(seconds=9), description="Silence after which Postgres asks for us."
+    )
+    keepalive_interval: Duration = Field(timedelta(seconds=5), description="How often it asks again.")
+    keepalive_count: int = Field(3, ge=1, le=100, description="After how many unanswered it frees the lock.")
+    http: str | None = Field(None, description="host:port for GET /live and /ready; default: none.")
     skew_limit: Duration = Field(
         timedelta(seconds=1), description="Clock difference to the database that is warned of."
     )
@@ -101,6 +115,13 @@ class Settings(BaseSettings):
             raise ValueError(
                 "has to be 1 to 57 printable ASCII characters without spaces, to fit Postgres' application_name"
             )
+        return value
+
+    @field_validator("http")
+    @classmethod
+    def _http_is_host_and_port(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s\[\]]*):\d{1,5}", value):
+            raise ValueError("has to be host:port, for instance 0.0.0.0:8080")
         return value
 
     @model_validator(mode="after")
@@ -126,6 +147,19 @@ class Settings(BaseSettings):
         if self.lock_database_url is None:
             return self.database()
         return self._dsn(self.lock_database_url, "TICKD_LOCK_DATABASE_URL")
+
+    def windows(self) -> TrustWindows:
+        """Return how long holds are trusted; raises Unusable when the client's window does not fit into the server's."""
+        windows = TrustWindows(
+            probe_interval=self.probe_interval,
+            probe_timeout=self.probe_timeout,
+            stop_allowance=self.stop_allowance,
+            server_idle=self.keepalive_idle,
+            server_interval=self.keepalive_interval,
+            server_count=self.keepalive_count,
+        )
+        windows.check()
+        return windows
 
     def secrets(self) -> frozenset[str]:
         """Return every password that the settings hold, as written and percent-encoded, to keep them out of the log."""

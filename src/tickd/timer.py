@@ -52,7 +52,16 @@ class Timer:
 
     def follow_clock(self) -> None:
         """Work out the next wake-up again, after a jump of this host's clock."""
-        self._scheduler.reschedule_job(ENTRY, trigger=self._calendar)
+        if self._scheduler.get_job(ENTRY) is not None:  # gone when no graph has a fire time left
+            self._scheduler.reschedule_job(ENTRY, trigger=self._calendar)
+
+    def overdue(self) -> timedelta:
+        """Return how far past its next wake-up the timer is; zero while it sleeps as it should."""
+        entry = self._scheduler.get_job(ENTRY)
+        if entry is None or entry.next_run_time is None:
+            return timedelta(0)
+        late: timedelta = datetime.now(UTC) - entry.next_run_time  # noqa: TID251  # the wake-up is by this clock
+        return max(timedelta(0), late)
 
     def stop(self) -> None:
         """Fire nothing any more; what has been fired is not touched."""

@@ -6,10 +6,11 @@ CREATE TABLE tickd.migrations (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- One row per graph that ever ran. The token grows with every hold.
+-- One row per graph that ever ran. The token grows with every hold; the key is its lock's, for a look into pg_locks.
 CREATE TABLE tickd.graphs (
     space integer NOT NULL,
     graph text NOT NULL,
+    key   integer NOT NULL,
     token bigint NOT NULL,
     PRIMARY KEY (space, graph)
 );

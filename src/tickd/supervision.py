@@ -1,0 +1,156 @@
+"""The supervision of one run: what is started, and what presses it until it has really ended."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf
+from typing import Any
+
+from tickd.ends import Stopping
+from tickd.graphs import LoadedGraph
+from tickd.ledger import Admission
+from tickd.lock import LockSession, Loss
+from tickd.runs import EndKind, Run, RunEnd, RunOrder
+from tickd.schedule import Entry
+from tickd.stop import Stop
+from tickd.tick import Tick, instant_text, run_id
+
+
+# A node may swallow a cancellation, so a run is asked again until it has ended.
+CANCEL_AGAIN = 1.0
+
+
+def order_of(entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph, replica: str) -> RunOrder:
+    """Return everything that LangGraph is told of this attempt; nodes and traces find their tick in the metadata."""
+    identity = run_id(tick)
+    config: dict[str, Any] = {
+        "configurable": {
+            **entry.config.configurable,
+            "thread_id": admission.thread_id,
+            "run_id": str(identity),
+        },
+        "run_id": identity,
+        "run_name": tick.graph,
+        "tags": ["tickd", *entry.config.tags],
+        "metadata": {
+            **entry.config.metadata,
+            "tickd_graph": tick.graph,
+            "tickd_fire_time": instant_text(tick.fire_time),
+            "tickd_attempt": admission.attempt,
+            "tickd_replica": replica,
+            "tickd_token": admission.token,
+        },
+    }
+    if entry.config.recursion_limit is not None:
+        config["recursion_limit"] = entry.config.recursion_limit
+    return RunOrder(
+        loaded=loaded,
+        tick=tick,
+        thread_id=admission.thread_id,
+        run_id=identity,
+        token=admission.token,
+        # LangGraph takes None for "continue", and an empty mapping for a start without input.
+        input={} if entry.input is None else entry.input_for(tick),
+        context=entry.context,
+        config=config,
+        durability=entry.durability,
+        resume=admission.attempt > 1,
+    )
+
+
+class Supervision:
+    """Watches one run, its hold, its time-out and the stop event, and acts on each until the run has really ended."""
+
+    def __init__(
+        self,
+        run: Run,
+        session: LockSession,
+        *,
+        stop: Stop,
+        timeout: timedelta | None,
+        drain_timeout: timedelta,
+        newest_timeline: Callable[[], int],
+        waiting_for_threads: Callable[[int], None],
+    ) -> None:
+        self._run = run
+        self._session = session
+        self._drain_timeout = drain_timeout.total_seconds()
+        # Told once, with their number, when a cancelled run goes on in threads of sync nodes.
+        self._waiting_for_threads: Callable[[int], None] | None = waiting_for_threads
+        self._watch = asyncio.ensure_future(session.watch(newest_timeline))
+        self._stop = asyncio.ensure_future(stop.wait())
+        self._timeout_at = inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        self._give_up_at = inf
+        self._stopping = Stopping()
+
+    async def see_to_its_end(self) -> tuple[Stopping, RunEnd]:
+        """Return what pressed the run and how it ended.
+
+        Cancelled from outside, it cancels the run and still waits for its end: the hold has to outlast the run.
+        """
+        try:
+            return await self._follow()
+        except asyncio.CancelledError:
+            self._run.cancel()
+            await asyncio.wait({self._run.ended})
+            raise
+        finally:
+            self._watch.cancel()
+            self._stop.cancel()
+            await asyncio.wait({self._watch, self._stop})
+
+    async def _follow(self) -> tuple[Stopping, RunEnd]:
+        ended = self._run.ended
+        while not ended.done():
+            waiting = {ended, *(task for task in (self._watch, self._stop) if not task.done())}
+            moment = min(self._stopping.cancel_at, self._timeout_at, self._give_up_at)
+            patience = None if moment == inf else max(0.0, moment - time.monotonic())
+            await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                break
+            if time.monotonic() >= self._give_up_at:
+                self._stopping.gave_up = True
+                return self._stopping, RunEnd(EndKind.CANCELLED, 0)
+            self._press()
+        if self._watch.done() and self._stopping.loss is None:
+            # The run's end and the loss came together: the end must not hide the loss.
+            self._stopping.loss = self._watch.result()
+        return self._stopping, ended.result()
+
+    def _press(self) -> None:
+        """Do what the moment asks for: drain or cancel a run that has to stop."""
+        now, stopping = time.monotonic(), self._stopping
+        if self._watch.done() and stopping.loss is None:
+            self._lose(self._watch.result(), now)
+        if self._stop.done() and not stopping.draining:
+            stopping.draining = True
+            self._run.drain("shutdown")
+            stopping.cancel_by(now + self._drain_timeout)
+            allowance = self._session.place.windows.stop_allowance.total_seconds()
+            self._give_up_at = now + self._drain_timeout + allowance
+        if now >= self._timeout_at:
+            self._timeout_at = inf
+            stopping.timed_out = True
+            stopping.cancel_by(now)
+        if now >= stopping.cancel_at:
+            self._cancel(now)
+
+    def _lose(self, loss: Loss, now: float) -> None:
+        """Stop a run whose hold is gone: no checkpoint from now on, no further node, and an end within the allowance."""
+        self._stopping.loss = loss
+        self._run.cut_off("the lock was lost")
+        # A session that has ended has freed its lock already. A silent one is still being given its time by the server.
+        patience = 0.0
+        if loss.cause == "no_answer":
+            patience = self._session.place.windows.stop_allowance.total_seconds() / 2
+        self._stopping.cancel_by(now + patience)
+
+    def _cancel(self, now: float) -> None:
+        again = self._stopping.cancelled
+        self._run.cancel()
+        self._stopping.cancelled = True
+        self._stopping.cancel_at = now + CANCEL_AGAIN
+        if again and self._run.threads and self._waiting_for_threads is not None:
+            self._waiting_for_threads(self._run.threads)
+            self._waiting_for_threads = None

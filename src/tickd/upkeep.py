@@ -1,0 +1,214 @@
+"""The upkeep of one replica: what it does beside ticks, each in a task of its own.
+
+It measures the database's clock, notices jumps of this host's, watches the graph loop, sweeps the ledger for what other
+replicas left behind, and listens for what they hand off. None of it is needed for a tick to be run once: a sweep that
+is late finds its ticks later, and a replica that hears nothing sweeps (I7).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from psycopg_pool import AsyncConnectionPool
+
+from tickd import ledger
+from tickd.clock import DatabaseClock
+from tickd.ends import milliseconds
+from tickd.lock import LockPlace, closing, open_session
+from tickd.log import Log
+from tickd.policy import backoff
+from tickd.runner import Unreachable
+from tickd.runs import GraphThread
+from tickd.stop import Stop
+from tickd.tick import Tick, instant_text
+from tickd.timer import Timer
+
+
+MEASURE_EVERY = timedelta(seconds=10)
+SWEEP_EVERY = timedelta(seconds=2)
+LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
+LEAST_JUMP = timedelta(seconds=1)
+LISTEN_AGAIN = timedelta(seconds=30)
+LOOK_AT_LOOP_EVERY = timedelta(milliseconds=250)
+BLOCKED_AFTER = 1.0
+LATE_TIMER = timedelta(seconds=5)
+DEAD_TIMER = timedelta(seconds=60)
+
+
+class Upkeep:
+    """The tasks beside the ticks; each of its methods runs until the stop event."""
+
+    def __init__(  # noqa: PLR0913  # it is wired once, by the daemon
+        self,
+        *,
+        pool: AsyncConnectionPool[Any],
+        graphs: GraphThread,
+        place: LockPlace,
+        clock: DatabaseClock,
+        timer: Timer,
+        skew_limit: timedelta,
+        take_over: Callable[[Tick], None],
+        stop: Stop,
+        log: Log,
+    ) -> None:
+        self._pool = pool
+        self._graphs = graphs
+        self._place = place
+        self._clock = clock
+        self._timer = timer
+        self._skew_limit = skew_limit
+        self._take_over = take_over
+        self._stop = stop
+        self._log = log
+        self._skewed = False
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start every task in the group."""
+        works = (
+            self.measure,
+            self.notice_jumps,
+            self.watch_timer,
+            self.watch_graph_loop,
+            self.sweep,
+            self.listen,
+        )
+        for work in works:
+            group.create_task(work(), name=f"upkeep: {work.__name__}")
+
+    async def measure(self) -> None:
+        """Measure the database's clock again and again, and warn when this host's is too far from it."""
+        self._note_skew()
+        while not await self._stop.wait(MEASURE_EVERY):
+            await self._measure()
+
+    async def notice_jumps(self) -> None:
+        """Compare this host's clocks: a step of the wall clock, or a process that stood still, moves what is due."""
+        wall, monotonic = _clocks()
+        while not await self._stop.wait(LOOK_AT_CLOCK_EVERY):
+            was_wall, was_monotonic = wall, monotonic
+            wall, monotonic = _clocks()
+            stood_still = monotonic - was_monotonic - LOOK_AT_CLOCK_EVERY
+            stepped = (wall - was_wall) - (monotonic - was_monotonic)
+            if abs(stepped) >= LEAST_JUMP:
+                self._log.warning("clock.jumped", cause="clock_stepped", jump_ms=milliseconds(stepped))
+            elif stood_still >= LEAST_JUMP:
+                self._log.warning("clock.jumped", cause="process_stopped", jump_ms=milliseconds(stood_still))
+            else:
+                continue
+            await self._measure()
+            self._timer.follow_clock()
+
+    async def watch_timer(self) -> None:
+        """Wake a timer that is overdue, and end the process when that does not help: alive and not firing is worse."""
+        while not await self._stop.wait(LATE_TIMER / 2):
+            overdue = self._timer.overdue()
+            if overdue > DEAD_TIMER:
+                raise RuntimeError(f"the timer has not fired for {overdue.total_seconds():.0f} s")
+            if overdue > LATE_TIMER:
+                self._timer.follow_clock()
+
+    async def watch_graph_loop(self) -> None:
+        """Say when a graph blocks the loop that all graphs of this replica share, and for how long it did."""
+        while not await self._stop.wait(LOOK_AT_LOOP_EVERY):
+            asked = time.monotonic()
+            answer = asyncio.ensure_future(self._graphs.answer())
+            if (await asyncio.wait({answer}, timeout=BLOCKED_AFTER))[0]:
+                continue
+            graph = self._graphs.current_graph()
+            lag = milliseconds(timedelta(seconds=time.monotonic() - asked))
+            self._log.warning("loop.blocked", graph=graph, lag_ms=lag, over=False)
+            stop = asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            lag = milliseconds(timedelta(seconds=time.monotonic() - asked))
+            self._log.warning("loop.blocked", graph=graph, lag_ms=lag, over=answer.done())
+            answer.cancel()
+
+    async def sweep(self) -> None:
+        """Look for ticks whose holder is gone, and for ticks that were handed off and not taken over."""
+        rounds = 0
+        while True:
+            rounds += 1
+            try:
+                async with self._pool.connection() as connection:
+                    abandoned = await ledger.abandon(connection, self._place.space)
+                    waiting = await ledger.waiting(connection, self._place.space)
+            except Unreachable:
+                abandoned, waiting = [], []  # whoever meets the same trouble in a tick says so
+            for one in abandoned:
+                self._log_abandoned(one)
+            for tick in waiting:
+                self._take_over(tick)
+            # Spread by a half, so that replicas that started together do not sweep together.
+            seed = f"{self._place.replica}/{rounds}"
+            if await self._stop.wait(backoff(1, first=SWEEP_EVERY, longest=SWEEP_EVERY, seed=seed)):
+                return
+
+    async def listen(self) -> None:
+        """Take over what other replicas announce, as soon as they do; sweeps find what is not heard."""
+        tries = 0
+        while not self._stop.requested:
+            tries += 1
+            try:
+                async with closing(await open_session(self._place)) as session:
+                    await session.change(ledger.LISTEN)
+                    tries = 0
+                    await self._hear(session.connection.notifies)
+            except Unreachable:
+                pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
+                await self._stop.wait(pause)
+
+    async def _hear(self, notifies: Callable[..., Any]) -> None:
+        async def hear() -> None:
+            async for notice in notifies():
+                tick = ledger.announced(notice.payload, self._place.space)
+                if tick is not None:
+                    self._take_over(tick)
+
+        hearing = asyncio.ensure_future(hear())
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({hearing, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                hearing.result()
+        finally:
+            hearing.cancel()
+            stop.cancel()
+            await asyncio.wait({hearing, stop})
+
+    async def _measure(self) -> None:
+        before = self._clock.skew()
+        try:
+            async with self._pool.connection() as connection:
+                await self._clock.measure(connection)
+        except Unreachable:
+            return  # the last measurement is carried on
+        if abs(self._clock.skew() - before) > timedelta(milliseconds=20):
+            self._timer.follow_clock()
+        self._note_skew()
+
+    def _note_skew(self) -> None:
+        """Warn when this host's clock crosses the limit, once per crossing."""
+        skew = self._clock.skew()
+        skewed = abs(skew) > self._skew_limit
+        if skewed and not self._skewed:
+            limit = milliseconds(self._skew_limit)
+            self._log.warning("clock.skewed", ahead_ms=milliseconds(skew), limit_ms=limit)
+        self._skewed = skewed
+
+    def _log_abandoned(self, one: ledger.Abandoned) -> None:
+        self._log.error(
+            "tick.abandoned",
+            graph=one.tick.graph,
+            fire_time=instant_text(one.tick.fire_time),
+            token=one.token,
+            attempt=one.attempt,
+            holder=one.replica,
+            holder_since=instant_text(one.since),
+        )
+
+
+def _clocks() -> tuple[datetime, timedelta]:
+    return datetime.now(UTC), timedelta(seconds=time.monotonic())  # noqa: TID251  # comparing clocks is the point
