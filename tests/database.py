@@ -99,6 +99,11 @@ class Database:
             self.connection.execute(statement.format(sql.Identifier(self.name), sql.Identifier(name)))
         return Role(name, PASSWORD, self.server.url(name, self.name))
 
+    def limit_connections(self, role: Role, limit: int) -> None:
+        """Change how many connections a role may have; those it has stay."""
+        statement = sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}")
+        self.connection.execute(statement.format(sql.Identifier(role.name), sql.Literal(limit)))
+
     def close(self) -> None:
         """Drop the database and its roles, and leave the server."""
         with self.connection:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tickd.tick import Outcome
+from tickd.tick import Outcome, parse_instant
 
 
 ROOT = Path(__file__).parent.parent
@@ -68,14 +69,31 @@ class Replica:
         process has ended without it.
         """
         wanted = {"event": event, **fields}
+
+        def found() -> Line | None:
+            lines = [line for line in self._since(after) if wanted.items() <= _Items(line)]
+            return lines[count - 1] if len(lines) >= count else None
+
+        return self._wait(found, f"{wanted} (x{count})", timeout)
+
+    def wait_for_terminal(self, count: int, *, timeout: float = 15, graph: str | None = None) -> Line:
+        """Return the line with which the replica ended its `count`-th tick, of one graph or of all."""
+
+        def found() -> Line | None:
+            lines = self.terminal_lines(graph)
+            return lines[count - 1] if len(lines) >= count else None
+
+        return self._wait(found, f"{count} terminal lines", timeout)
+
+    def _wait(self, found: Callable[[], Line | None], wanted: str, timeout: float) -> Line:
         deadline = time.monotonic() + timeout
         with self._news:
             while True:
-                found = [line for line in self._since(after) if wanted.items() <= _Items(line)]
-                if len(found) >= count:
-                    return found[count - 1]
+                line = found()
+                if line is not None:
+                    return line
                 if not self._open or not self._news.wait(max(0, deadline - time.monotonic())):
-                    raise AssertionError(f"{self.name} has not logged {wanted} (x{count}):\n{self.said()}")
+                    raise AssertionError(f"{self.name} has not logged {wanted}:\n{self.said()}")
 
     def terminal_lines(self, graph: str | None = None) -> list[Line]:
         """Return the lines that ended a tick on this replica, of one graph or of all."""
@@ -230,6 +248,22 @@ class Fleet:
     def lines(self, event: str, **fields: Any) -> list[Line]:
         """Return what all of them have logged of one event, in no order across replicas."""
         return [line for replica in self.replicas for line in replica.events(event, **fields)]
+
+    def accounts(self, graph: str) -> dict[datetime, dict[str, Line]]:
+        """Return how each replica ended each tick of the graph: fire time to replica to terminal line.
+
+        Only the time counts in which all of them were at work. That a replica ended a tick twice is a failure here.
+        """
+        ended: dict[str, dict[datetime, Line]] = {}
+        for replica in self.replicas:
+            lines = [line for line in replica.terminal_lines(graph) if line.get("reason") != "draining"]
+            ended[replica.name] = {parse_instant(line["fire_time"]): line for line in lines}
+            assert len(ended[replica.name]) == len(lines), (
+                f"{replica.name} ended a tick twice:\n{replica.said()}"
+            )
+        first, last = max(map(min, ended.values())), min(map(max, ended.values()))
+        instants = sorted(instant for instant in set().union(*ended.values()) if first <= instant <= last)
+        return {i: {name: lines[i] for name, lines in ended.items() if i in lines} for i in instants}
 
     def stop(self) -> list[int]:
         """Ask all of them to stop and return their exit codes."""

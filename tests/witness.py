@@ -62,7 +62,12 @@ WHERE NOT EXISTS (SELECT FROM witness.run WHERE graph = %(graph)s AND fire_time 
 ORDER BY expected
 """
 
-RUNS = "SELECT * FROM witness.run WHERE graph = coalesce(%(graph)s, graph) ORDER BY began"
+RUNS = """
+SELECT graph, fire_time, attempt, replica, token, thread_id, pid, began, nullif(ended, 'infinity') AS ended
+FROM witness.run
+WHERE graph = coalesce(%(graph)s, graph)
+ORDER BY began
+"""
 NODES = "SELECT * FROM witness.node_run WHERE graph = coalesce(%(graph)s, graph) ORDER BY began, id"
 
 # A killed process never writes its end, yet it ended with the kill; open for ever it would overlap whoever follows.
@@ -94,7 +99,7 @@ class Witness:
         return [row.fire_time for row in self._rows(GAPS, graph=graph, every=every)]
 
     def runs(self, graph: str | None = None) -> list[Any]:
-        """Return every run, in the order of their beginnings."""
+        """Return every run, in the order of their beginnings; one that goes on has no end."""
         return self._rows(RUNS, graph=graph)
 
     def nodes(self, graph: str | None = None) -> list[Any]:

@@ -165,9 +165,7 @@ class HostileError(Exception):
     """An error that breaks every log that is careless with text: it spans lines, and does not survive repr or UTF-8."""
 
     def __init__(self) -> None:
-        super().__init__(
-            'first\nsecond\r\nthird\u2028fourth\x00\x1b[31m\ud800 {"event": "forged"}', float("nan"), object()
-        )
+        super().__init__('first\nsecond\r\nthird\u2028fourth\x00\x1b[31m\ud800 {"event": "forged"}')
         self.add_note("a note\nof two lines")
 
     def __repr__(self) -> str:

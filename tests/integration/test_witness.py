@@ -100,6 +100,7 @@ def test_a_run_without_an_end_goes_on_until_its_replica_is_buried(witness: Witne
     run(witness, 9, 9, 10, replica="b", token=2)
 
     assert len(witness.overlaps()) == 1
+    assert [run.ended for run in witness.runs()] == [None, NOON + timedelta(seconds=10)]
     witness.bury("a", NOON + timedelta(seconds=8))
     assert witness.overlaps() == []
 
