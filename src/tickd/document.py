@@ -7,25 +7,17 @@ parser itself gives up.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-)
-from ruamel.yaml.reader import ReaderError
+import yaml
 
 
+# libyaml's parser is some twenty times faster than any in Python; a PyYAML built without it has only the latter.
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 64  # levels of nesting; no schedule needs ten
+UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufeff")
 ALIAS_ALLOWANCE = 10_000  # nodes that aliases may stand for in however short a text
 
 
@@ -104,23 +96,23 @@ Node = Scalar | Tree | Items
 
 def read(text: str, faults: Faults) -> Node | None:
     """Return the root of a YAML text, None when it is empty or unreadable; whatever is wrong is added to `faults`."""
-    builder = _Builder(faults, allowance=ALIAS_ALLOWANCE + len(text))
     text = text.removeprefix("\ufeff")
+    odd = UNPRINTABLE.search(text)
+    if odd:
+        faults.add(
+            _place_of(odd.start(), text),
+            f"the character U+{ord(odd[0]):04X} may not stand in YAML: remove it",
+        )
+        return None
+    builder = _Builder(faults, allowance=ALIAS_ALLOWANCE + len(text))
     try:
-        for event in _events(text):
+        for event in yaml.parse(text, Loader=LOADER):
             builder.take(event)
     except _GiveUp:
         pass
-    except ReaderError as error:
-        before = text[: error.position]
-        place = Place(before.count("\n") + 1, error.position - before.rfind("\n"))
-        faults.add(
-            place, f"the character U+{_codepoint(error.character):04X} may not stand in YAML: remove it"
-        )
-        builder.root = None
-    except MarkedYAMLError as error:
+    except yaml.MarkedYAMLError as error:
         faults.add(*_syntax_fault(error, text))
-        builder.root = None
+        return None
     return builder.root
 
 
@@ -128,13 +120,12 @@ class _GiveUp(Exception):
     """The text nests or multiplies beyond what a schedule can need."""
 
 
-def _events(text: str) -> Iterator[Event]:
-    yaml = YAML(typ="safe", pure=True)
-    yield from yaml.parse(text)
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1)
 
 
-def _codepoint(character: str | bytes | int) -> int:
-    return character if isinstance(character, int) else ord(character)
+def _place_of(index: int, text: str) -> Place:
+    return Place(text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index))
 
 
 @dataclass(slots=True)
@@ -161,45 +152,46 @@ class _Builder:
     anchors: dict[str, tuple[Node, int]] = field(default_factory=dict)
     documents: int = 0
 
-    def take(self, event: Event) -> None:
-        if isinstance(event, DocumentStartEvent):
+    def take(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.DocumentStartEvent):
             self._start_document(event)
-        elif isinstance(event, NodeEvent):
-            self._start_node(event, Place(event.start_mark.line + 1, event.start_mark.column + 1))
-        elif isinstance(event, MappingEndEvent | SequenceEndEvent):
+        elif isinstance(event, yaml.NodeEvent):
+            self._start_node(event, _place(event.start_mark))
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._close()
 
-    def _start_document(self, event: DocumentStartEvent) -> None:
+    def _start_document(self, event: yaml.DocumentStartEvent) -> None:
         self.documents += 1
-        place = Place(event.start_mark.line + 1, event.start_mark.column + 1)
         if self.documents > 1:
-            self.faults.add(place, "a second YAML document starts here: a schedule is one document")
+            self.faults.add(
+                _place(event.start_mark), "a second YAML document starts here: a schedule is one document"
+            )
             raise _GiveUp
-        if event.version not in (None, (1, 2), [1, 2]):
-            self.faults.add(place, "this file is read as YAML 1.2: remove the %YAML line")
+        if event.version not in (None, (1, 2)):
+            self.faults.add(_place(event.start_mark), "this file is read as YAML 1.2: remove the %YAML line")
 
-    def _start_node(self, event: NodeEvent, place: Place) -> None:
-        if isinstance(event, AliasEvent):
-            self._alias(event.anchor, place)
+    def _start_node(self, event: yaml.NodeEvent, place: Place) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            self._alias(str(event.anchor), place)
             return
         if getattr(event, "tag", None) is not None:
-            self.faults.add(place, "YAML tags (!...) are not used in a schedule: remove the tag")
-        if isinstance(event, ScalarEvent):
+            self.faults.add(place, TAGS)
+        if isinstance(event, yaml.ScalarEvent):
             self._scalar(event, place)
             return
-        self.open.append(_Open(place, isinstance(event, MappingStartEvent), event.anchor))
+        self.open.append(_Open(place, isinstance(event, yaml.MappingStartEvent), event.anchor))
         if len(self.open) > DEEPEST:
             self.faults.add(place, f"nested more than {DEEPEST} levels deep")
             self.root = None
             raise _GiveUp
 
-    def _scalar(self, event: ScalarEvent, place: Place) -> None:
+    def _scalar(self, event: yaml.ScalarEvent, place: Place) -> None:
         bad = re.search("[\0\ud800-\udfff]", event.value)
         if bad:
             self.faults.add(
                 place, f"the character U+{ord(bad[0]):04X} cannot be stored by Postgres: remove it"
             )
-        node = Scalar(event.value, event.style is None, place)
+        node = Scalar(event.value, not event.style, place)
         if event.anchor:
             self.anchors[event.anchor] = (node, 1)
         self._place(node, 1)
@@ -279,33 +271,35 @@ class _Builder:
                 self.faults.add(done.merged.place, "<< takes an alias of a mapping, or a list of them")
 
 
-def _syntax_fault(error: MarkedYAMLError, text: str) -> tuple[Place, str]:
-    mark = error.problem_mark or error.context_mark
-    lines = text.split("\n")
-    line = mark.line if mark else 0
-    column = mark.column if mark else 0
-    unquoted = re.match(
-        r"""(\s*(?:-\s+|[\w-]+:\s+)*(?:[\[{]\s*)?)([*@%`])""", lines[line] if line < len(lines) else ""
-    )
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, str]:
+    lines = text.rstrip().split("\n")
+    place = _place(error.problem_mark or error.context_mark)
+    if error.context_mark and (place.line > len(lines) or "end of stream" in str(error.problem)):
+        place = _place(error.context_mark)  # what is never closed is best looked for where it was opened
+    line = lines[place.line - 1] if place.line <= len(lines) else ""
+    unquoted = UNQUOTED.match(line)
     if unquoted:
-        place = Place(line + 1, len(unquoted[1]) + 1)
-        return (
-            place,
-            f'a text that starts with {unquoted[2]} needs quotes, for instance cron: "*/5 * * * *" or "@hourly"',
-        )
-    return Place(line + 1, column + 1), _plainly(str(error.problem))
+        example = 'for instance cron: "*/5 * * * *" or "@hourly"'
+        return Place(
+            place.line, len(unquoted[1]) + 1
+        ), f"a text that starts with {unquoted[2]} needs quotes, {example}"
+    return place, _plainly(str(error.problem))
 
 
+# A value that starts with a character that YAML keeps for itself, behind any dashes, a key and an opening bracket.
+UNQUOTED = re.compile(r"""(\s*(?:-\s+|[^\s:#"']+:\s+)*(?:[\[{]\s*)?)([*@%`])""")
+TAGS = "YAML tags (!...) are not used in a schedule: remove the tag, or quote a text that starts with !"
 SYNTAX = (
-    (r"'\\t' that cannot start", "a tab stands where YAML wants spaces: indent with spaces"),
-    (r"unknown escape character|expected escape sequence", "\\ starts an escape inside double quotes: write \\\\, or use single quotes"),
-    (r"cannot start any token", "this character cannot start a value: put the value in quotes"),
-    (r"mapping values are not allowed", "a second ': ' on the line: put the value in quotes, or check the indentation"),
-    (r"could not find expected ':'", "a key without its ':' (or without the space after it)"),
-    (r"end of stream|document separator", "a quote or bracket is opened and never closed"),
-    (r"expected <block end>", "this does not fit what stands above it: check the indentation, or quote the value"),
-    (r"expected ',' or", "inside [ ] or { } a ',' or the closing bracket is missing; a text with { or [ needs quotes there"),
-    (r"tag", "YAML tags (!...) are not used in a schedule: remove the tag"),
+    (r"cannot start any token", "this character cannot start a value: quote the value; indent with spaces, not tabs"),
+    (r"mapping values are not allowed", "a ': ' too many on this line: quote the value, or check the indentation"),
+    (r"could not find expected ':'", "a key without its ': '"),
+    (r"escape|hexdecimal", "a \\ inside double quotes starts an escape: write \\\\, or use single quotes"),
+    (r"end of stream|document indicator", "a quote is opened and never closed"),
+    (r"expected ',' or", "inside [ ] or { } a comma or the closing bracket is missing; a text with brackets needs quotes there"),
+    (r"expected (key|'-')", "this does not fit what stands above it: check the indentation, or quote the value"),
+    (r"depth", "nested far too deep"),
+    (r"tag", TAGS),
+    (r"directive|incompatible", "a line that starts with % is for YAML itself: remove it"),
 )  # fmt: skip
 
 
