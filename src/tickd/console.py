@@ -23,8 +23,9 @@ CAUSE = ("error_type", "error")
 # What the sentence of a tick tells, and what only a machine wants to read.
 TICK_FIELDS = {
     *("thread_id", "token", "attempt", "late_ms", "duration_ms", "steps", "timeout_ms", "interrupts"),
-    *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes"),
+    *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes", "threads"),
 }
+OTHER_FIELDS = {"warning", "logger", "message", "running", "drain_timeout_ms"}
 # C0, DEL, C1, the line and paragraph separators, the marks that turn the reading direction around, lone surrogates.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -42,7 +43,7 @@ def render(line: Line, *, replica_style: str = "cyan") -> Text:
     if "graph" in line:
         text.append(f"{plain(line['graph']):<{GRAPH_WIDTH}}  ", style="not dim bold")
     text.append(sentence + cause(line), style=f"not dim {style_of(event, line)}")
-    told = COMMON | (TICK_FIELDS if event.startswith("tick.") else set())
+    told = COMMON | (TICK_FIELDS if event.startswith("tick.") else OTHER_FIELDS)
     for key in line:
         if key not in told and key not in CAUSE:
             text.append(f"  {plain(key)}={plain(line[key])}")
@@ -176,6 +177,24 @@ def abandoned(line: Line) -> str:
     return f"abandoned: {plain(line.get('holder') or 'its holder')} began it and is gone"
 
 
+def draining(line: Line) -> str:
+    """Say for how many runs the replica waits, and how long at most."""
+    if not line.get("running"):
+        return "stopping: nothing runs here"
+    most = f", at most {span(line['drain_timeout_ms'])}" if "drain_timeout_ms" in line else ""
+    return f"stopping: waits for what runs here ({plain(line['running'])}){most}"
+
+
+def warning(line: Line) -> str:
+    """Give the warning itself."""
+    return f"warning: {plain(line.get('warning', ''))}"
+
+
+def library_message(line: Line) -> str:
+    """Name the logger of a library or a graph, and give its message."""
+    return f"{plain(line.get('logger', 'a library'))}: {plain(line.get('message', ''))}"
+
+
 SKIPS: dict[str, Callable[[Line], str]] = {
     SkipReason.LOCK_HELD: lock_held,
     SkipReason.ALREADY_RAN: already_ran,
@@ -189,6 +208,7 @@ SKIPS: dict[str, Callable[[Line], str]] = {
 
 SENTENCES: dict[str, Callable[[Line], str]] = {
     "tick.started": started,
+    "tick.waiting": lambda _: "waits for a node in a thread, which cannot be stopped from outside",
     "tick.ran": ran,
     "tick.failed": lambda line: f"failed{after(line)}",
     "tick.timed_out": timed_out,
@@ -202,14 +222,20 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "lock.unlock_failed": lambda _: "the unlock found no lock: it had been lost before",
     "daemon.started": lambda _: "started",
     "daemon.ready": lambda _: "ready",
-    "daemon.draining": lambda _: "stopping: no new ticks, waiting for what runs",
+    "daemon.draining": draining,
     "daemon.stopped": lambda _: "stopped",
+    "daemon.failed": lambda _: "failed",
     "schedule.loaded": lambda _: "schedule loaded",
     "schedule.reloaded": lambda _: "schedule loaded again",
     "schedule.rejected": lambda _: "schedule rejected",
+    "schedule.warning": warning,
+    "settings.warning": warning,
     "clock.skewed": lambda _: "this clock differs from the database's",
     "clock.jumped": lambda _: "this clock jumped",
     "loop.blocked": lambda _: "the event loop was blocked",
     "database.unreachable": lambda _: "database unreachable",
     "database.reachable": lambda _: "database reachable again",
+    "database.migrated": lambda _: "tables created or updated",
+    "retention.swept": lambda _: "removed what is older than its keep",
+    "library.message": library_message,
 }

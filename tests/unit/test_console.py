@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from tickd.console import SENTENCES, SKIPS, render, span
+from tickd.log import EVENTS
 from tickd.tick import Outcome, SkipReason
 
 
@@ -20,6 +21,10 @@ TICKS: dict[str, tuple[dict[str, object], str]] = {
     "tick.started": (
         {"thread_id": "restock_plan/x", "token": 7, "attempt": 2, "late_ms": 3},
         "started, attempt 2",
+    ),
+    "tick.waiting": (
+        {"reason": "sync_node", "threads": 1},
+        "waits for a node in a thread, which cannot be stopped from outside",
     ),
     "tick.ran": (
         {"token": 7, "attempt": 1, "duration_ms": 43, "late_ms": 3, "steps": 4},
@@ -64,16 +69,22 @@ OTHERS = {
     "lock.unlock_failed": "the unlock found no lock: it had been lost before",
     "daemon.started": "started",
     "daemon.ready": "ready",
-    "daemon.draining": "stopping: no new ticks, waiting for what runs",
+    "daemon.draining": "stopping: nothing runs here",
     "daemon.stopped": "stopped",
+    "daemon.failed": "failed",
     "schedule.loaded": "schedule loaded",
     "schedule.reloaded": "schedule loaded again",
     "schedule.rejected": "schedule rejected",
+    "schedule.warning": "warning: ",
+    "settings.warning": "warning: ",
     "clock.skewed": "this clock differs from the database's",
     "clock.jumped": "this clock jumped",
     "loop.blocked": "the event loop was blocked",
     "database.unreachable": "database unreachable",
     "database.reachable": "database reachable again",
+    "database.migrated": "tables created or updated",
+    "retention.swept": "removed what is older than its keep",
+    "library.message": "a library: ",
 }
 
 
@@ -104,9 +115,9 @@ def test_each_other_event_has_a_sentence_and_keeps_its_fields(event):
 
 def test_every_event_outcome_and_reason_has_its_words():
     """A new outcome or reason must not reach a terminal as a bare identifier."""
-    assert {f"tick.{outcome}" for outcome in Outcome} | {"tick.started"} == TICKS.keys()
+    assert {f"tick.{outcome}" for outcome in Outcome} | {"tick.started", "tick.waiting"} == TICKS.keys()
     assert set(SkipReason) == REASONS.keys() == SKIPS.keys()
-    assert TICKS.keys() | OTHERS.keys() == SENTENCES.keys()
+    assert TICKS.keys() | OTHERS.keys() == SENTENCES.keys() == EVENTS
 
 
 @pytest.mark.parametrize("event", [*TICKS, *OTHERS])
@@ -115,11 +126,21 @@ def test_a_line_without_its_fields_is_still_a_sentence(event):
     assert "{" not in render({"event": event}).plain
 
 
-def test_the_line_of_a_library_shows_its_text_and_its_fields():
-    """What a library or a graph logs is not in the closed list, and must be seen all the same."""
-    line = {**DAEMON, "event": "2 tables need care", "level": "warning", "logger": "table_health"}
-
-    assert render(line).plain == "12:00:05  b  2 tables need care  logger=table_health"
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"event": "library.message", "logger": "table_health", "message": "bloat"}, "table_health: bloat"),
+        ({"event": "settings.warning", "warning": "TICKD_X is set"}, "warning: TICKD_X is set"),
+        (
+            {"event": "daemon.draining", "running": 2, "drain_timeout_ms": 5000},
+            "stopping: waits for what runs here (2), at most 5.0 s",
+        ),
+        ({"event": "of another version", "size": 3}, "of another version  size=3"),
+    ],
+)
+def test_a_line_that_is_no_tick_tells_what_it_brings(fields, sentence):
+    """What libraries, graphs and the daemon say is for people as well."""
+    assert render({**DAEMON, **fields}).plain == f"12:00:05  b  {sentence}"
 
 
 def test_a_field_the_words_do_not_know_follows_them():
