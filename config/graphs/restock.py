@@ -83,7 +83,7 @@ async def read_supplier_feed(state: Restock) -> Restock:
         for row in await (await connection.execute(SUPPLIERS)).fetchall():
             for offer in await (await connection.execute(OFFERS, [row["supplier"]])).fetchall():
                 offers.setdefault(offer["sku"], []).append(dict(offer))
-            await asyncio.sleep(state.get("feed_pause_ms", 0) / 1000)  # noqa: TID251 - the pause is the point
+            await asyncio.sleep(state.get("feed_pause_ms", 0) / 1000)  # noqa: TID251  # the pause is the point
     return {"offers": offers}
 
 

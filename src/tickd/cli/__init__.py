@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tickd.cli import replica
+from tickd.cli import dev, replica
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 
 replica.register(app)
+dev.register(app)
 
 
 def main() -> None:
