@@ -24,6 +24,7 @@ CAUSE = ("error_type", "error")
 TICK_FIELDS = {
     *("thread_id", "token", "attempt", "late_ms", "duration_ms", "steps", "timeout_ms", "interrupts"),
     *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes", "threads"),
+    *("failed_as", "retry_in_ms", "before", "down_since", "down_until"),
 }
 OTHER_FIELDS = {"warning", "logger", "message", "running", "drain_timeout_ms"}
 # C0, DEL, C1, the line and paragraph separators, the marks that turn the reading direction around, lone surrogates.
@@ -123,6 +124,18 @@ def cause(line: Line) -> str:
     return "".join(f": {plain(line[key])}" for key in CAUSE if line.get(key))
 
 
+def retrying(line: Line) -> str:
+    """Say how the attempt ended, and when the tick is tried again."""
+    pause = f" in {span(line['retry_in_ms'])}" if "retry_in_ms" in line else ""
+    return f"{plain(line.get('failed_as', 'failed')).replace('_', ' ')}{after(line)}, tried again{pause}"
+
+
+def queued(line: Line) -> str:
+    """Say that the tick waits, and behind whom."""
+    behind = f", {plain(line['holder'])} is at the graph" if line.get("holder") else ""
+    return f"it waits in the backlog{behind}"
+
+
 def timed_out(line: Line) -> str:
     """Say how long the run was allowed to take."""
     return f"timed out{': longer than ' + span(line['timeout_ms']) if 'timeout_ms' in line else ''}"
@@ -153,7 +166,11 @@ def already_ran(line: Line) -> str:
 
 
 def missed(line: Line) -> str:
-    """Say how late the tick was and how late it might have been."""
+    """Say how late the tick was and how late it might have been, or that no replica was there to fire it."""
+    if line.get("reason") == "down":
+        before = f", and all until {clock(line['before'])}" if line.get("before") else ""
+        since = f" since {clock(line['down_since'])}" if line.get("down_since") else ""
+        return f"missed{before}: no replica was up{since}"
     late = f": {span(line['late_ms'])} late" if "late_ms" in line else ""
     return f"missed{late}{', ' + span(line['grace_ms']) + ' allowed' if 'grace_ms' in line else ''}"
 
@@ -201,6 +218,7 @@ SKIPS: dict[str, Callable[[Line], str]] = {
     SkipReason.PAUSED: lambda _: "the graph is paused",
     SkipReason.DRAINING: lambda _: "this replica is stopping",
     SkipReason.DISABLED: lambda _: "the graph is disabled",
+    SkipReason.QUEUED: queued,
     SkipReason.COALESCED: lambda _: "a later tick stands for it",
     SkipReason.BACKLOG_FULL: lambda _: "too many ticks wait already",
     SkipReason.INTERRUPTED: lambda _: "an earlier run waits for an answer",
@@ -208,6 +226,7 @@ SKIPS: dict[str, Callable[[Line], str]] = {
 
 SENTENCES: dict[str, Callable[[Line], str]] = {
     "tick.started": started,
+    "tick.retrying": retrying,
     "tick.waiting": lambda _: "waits for a node in a thread, which cannot be stopped from outside",
     "tick.ran": ran,
     "tick.failed": lambda line: f"failed{after(line)}",
@@ -220,6 +239,7 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "tick.abandoned": abandoned,
     "tick.error": lambda _: "could not be tried",
     "lock.unlock_failed": lambda _: "the unlock found no lock: it had been lost before",
+    "claim.expired": lambda _: "its holder let the lease run out; its session was ended",
     "daemon.started": lambda _: "started",
     "daemon.ready": lambda _: "ready",
     "daemon.draining": draining,

@@ -5,24 +5,28 @@ import os
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 from psycopg_pool import AsyncConnectionPool
 
+from tickd.absence import Absence, account_for_absence
+from tickd.backlog import Backlog
 from tickd.clock import DatabaseClock
 from tickd.database import DatabaseStart
 from tickd.ends import milliseconds
+from tickd.entry import Entry
+from tickd.fleet import Fleet, beat
 from tickd.graphs import Reference, resolve_all
 from tickd.http import serving
-from tickd.lock import LockPlace
+from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.policy import in_own_order
-from tickd.runner import LEAD, Limits, Runner
+from tickd.runner import LEAD, Limits, Runner, Unreachable
 from tickd.runs import GraphThread, PoolSize
-from tickd.schedule import Entry, Schedule
+from tickd.schedule import Schedule
 from tickd.settings import Settings
 from tickd.stop import Stop
 from tickd.tick import Tick
@@ -94,28 +98,68 @@ class Daemon:
                     self._settings.max_running, self._settings.lock_attempts, self._settings.drain_timeout
                 ),
             )
-            exit_code = await self._fire_until_stopped(runner, graphs, pool)
+            backlog = Backlog(
+                runner,
+                entries=self._entries,
+                pool=pool,
+                place=self._place,
+                clock=self._clock,
+                stop=self._stop,
+            )
+            async with closing(await open_session(self._place)) as session:
+                fleet = Fleet(session)
+                fired_until = await self._join(fleet)
+                exit_code = await self._fire_until_stopped(
+                    runner, backlog, fleet, graphs, pool, after=fired_until
+                )
         return self._stopped(exit_code)
 
-    async def _fire_until_stopped(
-        self, runner: Runner, graphs: GraphThread, pool: AsyncConnectionPool[Any]
+    async def _join(self, fleet: Fleet) -> datetime:
+        """Become one of the replicas that fire, and return the instant after which this one does.
+
+        The first one after all were down accounts for what nobody fired, before any other can begin.
+        """
+        first = await fleet.arrive(self._stop)
+        alive_at = await fleet.alive_at()
+        await fleet.register({name: entry.calendar for name, entry in self._entries.items()})
+        now = self._clock.now()
+        if first:
+            if alive_at is not None:
+                await account_for_absence(fleet, self._entries, Absence(alive_at, now), self._log)
+            await fleet.settle()
+        return now
+
+    async def _fire_until_stopped(  # the parts of one replica
+        self,
+        runner: Runner,
+        backlog: Backlog,
+        fleet: Fleet,
+        graphs: GraphThread,
+        pool: AsyncConnectionPool[Any],
+        *,
+        after: datetime,
     ) -> int:
         """Fire ticks until a stop is asked for, then let them end; return the exit code."""
         at_work: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
 
-            def begin(work: Coroutine[Any, Any, None], tick: Tick) -> None:
-                task = group.create_task(work, name=str(tick))
+            def begin(work: Coroutine[Any, Any, None], name: str) -> None:
+                task = group.create_task(work, name=name)
                 at_work.add(task)
                 task.add_done_callback(at_work.discard)
 
             def fire(ticks: list[Tick]) -> None:
                 for tick in in_own_order(ticks, self._place.replica):
-                    begin(runner.run_tick(tick), tick)
+                    claims = self._entries[tick.graph].mode == "claim"
+                    begin((backlog if claims else runner).run_tick(tick), str(tick))
 
             def take_over(tick: Tick) -> None:
                 if not self._stop.requested:
-                    begin(runner.take_over(tick), tick)
+                    begin(runner.take_over(tick), f"take over {tick}")
+
+            def work_off(graph: str) -> None:
+                if not self._stop.requested:
+                    begin(backlog.work_off(graph), f"work off {graph}")
 
             timer = Timer(self._clock, lead=LEAD, fire=fire)
             upkeep = Upkeep(
@@ -126,11 +170,14 @@ class Daemon:
                 timer=timer,
                 skew_limit=self._settings.skew_limit,
                 take_over=take_over,
+                work_off=work_off,
+                displace=runner.displace,
+                fleet=fleet,
                 stop=self._stop,
                 log=self._log,
             )
             series = {name: entry.series for name, entry in self._entries.items()}
-            timer.start(series, after=self._clock.now())
+            timer.start(series, after=after)
             upkeep.start(group)
             checks = {"/live": partial(self._alive, timer), "/ready": partial(self._ready, runner)}
             async with serving(self._settings.http, checks):
@@ -139,8 +186,17 @@ class Daemon:
                 timer.stop()
                 drain_ms = milliseconds(self._settings.drain_timeout)
                 self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
+                await self._leave_word(pool)
                 await self._drain(at_work)
         return 1 if runner.drain_ran_out else 0
+
+    async def _leave_word(self, pool: AsyncConnectionPool[Any]) -> None:
+        """Note to the moment how far this replica has fired, for the first to start should this be the last to stop."""
+        try:
+            async with pool.connection() as connection:
+                await beat(connection, self._place.space)
+        except Unreachable:
+            return  # the last sweep's word stands
 
     async def _drain(self, at_work: set[asyncio.Task[None]]) -> None:
         """Wait until every tick has ended, or leave with what cannot be ended.

@@ -1,16 +1,18 @@
 """Ends: what a tick came to on this replica, as the outcome and the fields of its terminal line."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import inf
 from typing import Any
 
-from tickd.ledger import Refusal
+from tickd.entry import Entry
+from tickd.ledger import Finish, Refusal
 from tickd.lock import Hold, Loss
 from tickd.log import text_of
+from tickd.policy import retry_pause
 from tickd.runs import CutOff, EndKind, RunEnd
-from tickd.tick import Outcome, SkipReason, instant_text
+from tickd.tick import Outcome, SkipReason, Tick, instant_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Stopping:
     loss: Loss | None = None
     timed_out: bool = False
     draining: bool = False
+    displaced: bool = False
     cancelled: bool = False
     gave_up: bool = False
     cancel_at: float = inf
@@ -35,6 +38,52 @@ class Stopping:
     def cancel_by(self, moment: float) -> None:
         """Let the run be cancelled at the moment (monotonic seconds), or at an earlier one that was set before."""
         self.cancel_at = min(self.cancel_at, moment)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt that ran: the tick's end by it, what pressed it, and how the run itself ended."""
+
+    end: End
+    stopping: Stopping
+    ended: RunEnd
+
+    def finish(self, attempt: int) -> Finish:
+        """Return what the tick's row is to say of it."""
+        error = self.ended.error
+        if error is None:
+            return Finish(self.end.outcome, attempt)
+        return Finish(self.end.outcome, attempt, type(error).__name__, text_of(error))
+
+    @classmethod
+    def given_up(cls, failures: int) -> "Ran":
+        """Return the end of a tick that is not run any more, because it has cost too many holders."""
+        error = f"its holder was lost on {failures} attempts; it is not tried again"
+        ended = RunEnd(EndKind.RAISED, 0, error=RuntimeError(error))
+        fields = {"reason": "holders_lost", "error_type": "HoldersLost", "error": error}
+        return cls(End(Outcome.FAILED, fields), Stopping(), ended)
+
+    def handed_off(self) -> "Ran":
+        """Return the same attempt as one that another replica is to continue."""
+        fields = {name: self.end.fields[name] for name in ("token", "attempt", "duration_ms", "late_ms")}
+        return replace(self, end=End(Outcome.HANDED_OFF, fields), ended=replace(self.ended, error=None))
+
+    def retry_pause(self, entry: Entry, tick: Tick, failures: int) -> timedelta | None:
+        """Return the pause after which the tick is tried again by its entry's `retries`; None when this was its end."""
+        stopping = self.stopping
+        if (
+            self.end.outcome not in (Outcome.FAILED, Outcome.TIMED_OUT)
+            or stopping.draining
+            or stopping.displaced
+        ):
+            return None
+        error = self.ended.error
+        names = (
+            {self.end.outcome.value, *(kind.__name__ for kind in type(error).__mro__)}
+            if error
+            else {self.end.outcome.value}
+        )
+        return retry_pause(entry.retries, failures=failures, names=names, seed=str(tick))
 
 
 def end_of_run(  # noqa: PLR0911  # one return per kind of end reads best
@@ -51,6 +100,9 @@ def end_of_run(  # noqa: PLR0911  # one return per kind of end reads best
         return End(Outcome.RAN, facts | {"steps": ended.steps})
     if ended.kind is EndKind.INTERRUPTED:
         return End(Outcome.INTERRUPTED, facts | {"interrupts": list(ended.interrupts)})
+    if stopping.displaced and ended.kind in (EndKind.DRAINED, EndKind.CANCELLED):
+        reason = "a newer tick of the graph took its place (overlap: cancel)"
+        return End(Outcome.FAILED, facts | {"reason": "overlap", "error_type": "Displaced", "error": reason})
     if ended.kind is EndKind.DRAINED:
         return End(Outcome.HANDED_OFF, facts | {"next_nodes": list(ended.next_nodes)})
     if stopping.draining and ended.kind is EndKind.CANCELLED:
@@ -81,7 +133,7 @@ def skipped(reason: SkipReason, **fields: Any) -> End:
 def skipped_by(hold: Hold[Any]) -> End:
     """Return the skip of an attempt that was not granted, with whom it was left to."""
     if isinstance(hold.granted, Refusal):
-        return skipped(SkipReason.ALREADY_RAN, holder=hold.granted.replica)
+        return skipped(hold.granted.reason, holder=hold.granted.replica)
     running = hold.granted
     holder = hold.holder.replica if hold.holder else (running and running.replica)
     if running is not None and running.replica == holder:

@@ -19,18 +19,18 @@ from tickd import template
 from tickd.calendar import EPOCH, Instants, Interval, Series, WallClock, zone
 from tickd.cron import Cron, parse_cron
 from tickd.document import Place
-from tickd.duration import parse_duration
-from tickd.tick import Tick, parse_instant
+from tickd.duration import duration_text, parse_duration
+from tickd.tick import Tick, instant_text, parse_instant
 
 
 # Built: what may be written (True) and what is known but refused by name (False).
-MODE: Final = {"skip": True, "claim": False, "enqueue": False}
-MISSED: Final = {"skip": True, "latest": False, "all": False}
-OVERLAP: Final = {"skip": True, "queue": False, "cancel": False}
+MODE: Final = {"skip": True, "claim": True, "enqueue": False}
+MISSED: Final = {"skip": True, "latest": True, "all": True}
+OVERLAP: Final = {"skip": True, "queue": True, "cancel": True}
+AFTER_INTERRUPT: Final = {"skip": True, "run": True}
 LOCK: Final = {"postgres": True, "redis": False, "etcd": False}
 HOLD: Final = {"dedicated": True, "shared": False}
 DURABILITY: Final = {"sync": True, "async": True, "exit": True}
-UNBUILT_KEYS: Final = frozenset({"retries", "catch_up", "max_backlog"})
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 SECOND: Final = timedelta(seconds=1)
@@ -228,9 +228,10 @@ class GraphKeys(Keys):
     retries: Retries | None = None
     mode: Annotated[Literal["skip", "claim", "enqueue"], _choice(MODE)] = "skip"
     missed: Annotated[Literal["skip", "latest", "all"], _choice(MISSED)] = "skip"
-    catch_up: Annotated[timedelta | None, _duration(least=SECOND)] = None
-    max_backlog: Annotated[int | None, _whole_number(least=1)] = None
+    catch_up: Annotated[timedelta, _duration(least=SECOND)] = timedelta(hours=1)
+    max_backlog: Annotated[int, _whole_number(least=1)] = 1000
     overlap: Annotated[Literal["skip", "queue", "cancel"], _choice(OVERLAP)] = "skip"
+    after_interrupt: Annotated[Literal["skip", "run"], _choice(AFTER_INTERRUPT)] = "skip"
     lock: Annotated[Literal["postgres", "redis", "etcd"], _choice(LOCK)] = "postgres"
     hold: Annotated[Literal["dedicated", "shared"], _choice(HOLD)] = "dedicated"
     keep: Annotated[Keep, BeforeValidator(_keep)] = Keep()
@@ -262,6 +263,14 @@ class Entry(GraphKeys):
         if self.at:
             triggers.append(Instants(tuple(sorted(set(self.at)))))
         return Series(tuple(triggers))
+
+    @cached_property
+    def calendar(self) -> str:
+        """What the fire times hang on, as a text that differs when they may: the mark of an edited calendar."""
+        cron = [each.text for each in self.cron]
+        at = [instant_text(each) for each in self.at]
+        every = None if self.every is None else (duration_text(self.every), instant_text(self.anchor))
+        return repr((cron, self.timezone.key if cron else None, every, at))
 
     def thread_id(self, tick: Tick) -> str:
         """Return the thread of a tick: `{graph}/{fire_time}` unless the entry says otherwise."""

@@ -21,7 +21,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from tickd.lock import LockSession
-from tickd.tick import Outcome, Tick, instant_text, lock_key, parse_instant
+from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_instant
 
 
 HOLD_AND_ADMIT = """
@@ -34,8 +34,19 @@ WITH known AS MATERIALIZED (
     FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'handed_off'
     LIMIT 1
+), barred AS MATERIALIZED (
+    SELECT CASE
+        WHEN EXISTS (
+            SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+        ) THEN 'paused'
+        WHEN %(heed_interrupt)s AND EXISTS (
+            SELECT FROM tickd.ticks
+            WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'interrupted' AND thread_id = %(thread_id)s
+        ) THEN 'interrupted'
+    END AS reason
 ), try AS MATERIALIZED (
     SELECT CASE WHEN NOT EXISTS (SELECT FROM known WHERE outcome IS NOT NULL) AND NOT EXISTS (SELECT FROM waiting)
+                     AND NOT EXISTS (SELECT FROM barred WHERE reason IS NOT NULL)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
 ), next AS (
     INSERT INTO tickd.graphs (space, graph, key, token)
@@ -45,9 +56,9 @@ WITH known AS MATERIALIZED (
     ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
     RETURNING token
 ), admitted AS (
-    INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id)
+    INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
     SELECT %(space)s::int, %(graph)s::text, %(fire_time)s::timestamptz, 1, token,
-           %(replica)s::text, %(thread_id)s::text, %(run_id)s::uuid
+           %(replica)s::text, %(thread_id)s::text, %(run_id)s::uuid, clock_timestamp()
     FROM next
     ON CONFLICT (space, graph, fire_time) DO NOTHING
     RETURNING token, attempt
@@ -56,13 +67,15 @@ WITH known AS MATERIALIZED (
     SELECT %(thread_id)s::text, %(space)s::int, %(graph)s::text, token FROM admitted
     ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
 )
-SELECT try.held, admitted.token, admitted.attempt, known.replica, waiting.replica, waiting.admitted_at
-FROM try LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
+SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
+       waiting.replica, waiting.admitted_at
+FROM try CROSS JOIN barred
+LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
 """
 HOLD_AND_RESUME = """
 WITH waiting AS MATERIALIZED (
     SELECT FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = 'handed_off'
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = %(outcome)s
 ), try AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM waiting)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
@@ -76,7 +89,7 @@ WITH waiting AS MATERIALIZED (
     SET attempt = attempt + 1, token = next.token, replica = %(replica)s,
         admitted_at = clock_timestamp(), finished_at = NULL, outcome = NULL
     FROM next
-    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = 'handed_off'
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = %(outcome)s
     RETURNING ticks.token, attempt, thread_id
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
@@ -88,14 +101,16 @@ FROM try LEFT JOIN resumed ON true
 """
 RECORD = """
 UPDATE tickd.ticks
-SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, finished_at = clock_timestamp()
+SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attempt = %(attempt)s,
+    lease_until = NULL, finished_at = clock_timestamp()
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
 """
 # A sweep may have been quicker to call the tick abandoned than its own replica was to say what became of it.
 RECORD_WITHOUT_HOLD = """
 UPDATE tickd.ticks
-SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, finished_at = clock_timestamp()
-WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s
+SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attempt = %(attempt)s,
+    finished_at = clock_timestamp()
+WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND mode = 'skip'
   AND (outcome IS NULL OR outcome = 'abandoned')
 """
 ADMITTED = """
@@ -114,7 +129,7 @@ LIMIT 1
 WAITING = """
 SELECT graph, fire_time
 FROM tickd.ticks
-WHERE space = %s AND outcome = 'handed_off'
+WHERE space = %s AND mode = 'skip' AND outcome = 'handed_off'
 ORDER BY fire_time
 """
 # Without an outcome, and nobody has the graph's lock. pg_locks is read live and the rows are of the statement's
@@ -123,7 +138,7 @@ SUSPECTS = """
 SELECT t.graph, t.fire_time, t.token
 FROM tickd.ticks AS t
 JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
-WHERE t.space = %s AND t.outcome IS NULL
+WHERE t.space = %s AND t.mode = 'skip' AND t.outcome IS NULL
   AND (t.space, g.key) NOT IN (
     SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
     FROM pg_locks AS l
@@ -156,9 +171,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The ledger has the tick already; `replica` admitted it."""
+    """The ledger does not want the tick run: it has it already, from `replica`, or the graph is barred for now."""
 
-    replica: str | None
+    reason: SkipReason
+    replica: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +182,7 @@ class Finish:
     """How a tick ended, for its row."""
 
     outcome: Outcome
+    attempt: int
     error_type: str | None = None
     error: str | None = None
 
@@ -190,28 +207,36 @@ class Abandoned:
 
 
 async def hold_and_admit(
-    session: LockSession, tick: Tick, *, thread_id: str, run_id: uuid.UUID
+    session: LockSession, tick: Tick, *, thread_id: str, run_id: uuid.UUID, heed_interrupt: bool = True
 ) -> tuple[bool, Admission | Refusal | Unfinished | None]:
     """Try the graph's lock and admit the tick under it: whether the lock was taken, and what the ledger says.
 
     (True, Admission): run it. (_, Refusal): it has been admitted before. (False, Unfinished): an earlier tick of the
-    graph has been handed off and comes first. (False, None): another session holds the lock.
+    graph has been handed off and comes first. (False, None): another session holds the lock. `heed_interrupt`: an earlier
+    tick that waits on an interrupt keeps others from its thread.
     """
-    held, token, attempt, replica, waiting, waiting_since = await session.fetch(
-        HOLD_AND_ADMIT, {**_tick_parameters(session, tick), "thread_id": thread_id, "run_id": run_id}
+    parameters = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
+    held, token, attempt, ended, replica, barred, waiting, waiting_since = await session.fetch(
+        HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
     )
     if token is not None:
         return True, Admission(token, attempt, thread_id)
     if held is False:
         return False, None
-    if replica is None and waiting is not None:
+    if barred is not None and not ended:
+        return False, Refusal(SkipReason(barred))
+    if waiting is not None and not ended:
         return False, Unfinished(waiting, waiting_since.astimezone(UTC))
-    return bool(held), Refusal(replica)
+    return bool(held), Refusal(SkipReason.ALREADY_RAN, replica)
 
 
-async def hold_and_resume(session: LockSession, tick: Tick) -> tuple[bool, Admission | None]:
-    """Try the graph's lock and take over a tick that was handed off, as its next attempt; None when another has it."""
-    held, token, attempt, thread_id = await session.fetch(HOLD_AND_RESUME, _tick_parameters(session, tick))
+async def hold_and_resume(
+    session: LockSession, tick: Tick, *, outcome: Outcome = Outcome.HANDED_OFF
+) -> tuple[bool, Admission | None]:
+    """Try the graph's lock and go on with a tick that has this outcome, as its next attempt; None when it has not."""
+    held, token, attempt, thread_id = await session.fetch(
+        HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
+    )
     return bool(held), None if token is None else Admission(token, attempt, thread_id)
 
 
@@ -245,6 +270,7 @@ def _record_parameters(space: int, tick: Tick, token: int, finish: Finish) -> di
         "fire_time": tick.fire_time,
         "token": token,
         "outcome": finish.outcome.value,
+        "attempt": finish.attempt,
         "error_type": finish.error_type,
         "error": finish.error and finish.error.replace("\0", "\\0"),
     }
@@ -288,15 +314,35 @@ async def abandon(connection: AsyncConnection[Any], space: int) -> list[Abandone
     ]
 
 
+async def displace(session: LockSession, graph: str) -> None:
+    """Ask whoever runs the graph to make room for a newer tick."""
+    await session.fetch(ANNOUNCE, [json.dumps({"space": session.place.space, "displace": graph})])
+
+
 async def announce(connection: AsyncConnection[Any], space: int, tick: Tick) -> None:
     """Tell every listening replica that the tick has been handed off; the row is the truth, this only saves time."""
-    await connection.execute(ANNOUNCE, [json.dumps([space, tick.graph, instant_text(tick.fire_time)])])
+    await connection.execute(
+        ANNOUNCE,
+        [json.dumps({"space": space, "graph": tick.graph, "fire_time": instant_text(tick.fire_time)})],
+    )
 
 
-def announced(payload: str, space: int) -> Tick | None:
-    """Return the tick of an announcement; None when it is of another lock space, or nothing that tickd sent."""
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What one replica told the others: a tick that was handed off, or a graph whose run is to make room."""
+
+    handed_off: Tick | None = None
+    displaced: str | None = None
+
+
+def announced(payload: str, space: int) -> Announcement | None:
+    """Read an announcement; None when it is of another lock space, or nothing that tickd sent."""
     try:
-        of_space, graph, fire_time = json.loads(payload)
-        return Tick(graph, parse_instant(fire_time)) if of_space == space else None
-    except (ValueError, TypeError, AttributeError):
+        told = json.loads(payload)
+        if told["space"] != space:
+            return None
+        if "displace" in told:
+            return Announcement(displaced=str(told["displace"]))
+        return Announcement(handed_off=Tick(told["graph"], parse_instant(told["fire_time"])))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None

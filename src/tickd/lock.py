@@ -21,11 +21,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, LiteralString, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -37,6 +37,7 @@ from tickd.tick import lock_key
 
 
 T = TypeVar("T")
+Probe = tuple[LiteralString, Sequence[Any]]
 
 APPLICATION = "tickd/"
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s::int, %s::int)"
@@ -133,6 +134,10 @@ class LockSession:
         """Run one statement and return its first row; no answer within the time-out raises OperationalError."""
         return await self._within(self._fetch(query, parameters), self.place.answer_timeout)
 
+    async def fetch_all(self, query: Any, parameters: Any = ()) -> list[Any]:
+        """Run one statement and return all its rows."""
+        return await self._within(self._fetch_all(query, parameters), self.place.answer_timeout)
+
     async def change(self, query: Any, parameters: Any = ()) -> int:
         """Run one statement and return how many rows it changed."""
         return await self._within(self._change(query, parameters), self.place.answer_timeout)
@@ -147,8 +152,11 @@ class LockSession:
             (name or "another role's session").removeprefix(APPLICATION), pid, since and since.astimezone(UTC)
         )
 
-    async def watch(self, newest_timeline: Callable[[], int] = lambda: 0) -> Loss:
+    async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:
         """Return when the hold is lost; cancel to end the watch.
+
+        `probe` is the statement that is asked at the interval: it answers with the server's timeline, or with no row when
+        what is held has passed to somebody else.
 
         A session on the old primary stays healthy after a failover, so its server's timeline is compared with the newest
         one that anybody here has seen.
@@ -167,7 +175,10 @@ class LockSession:
                         "this process did not run for longer than Postgres keeps a silent client's lock",
                     )
                 sent = time.monotonic()
-                (timeline,) = await self._within(self._fetch(PROBE, ()), windows.probe_timeout)
+                row = await self._within(self._fetch(*probe), windows.probe_timeout)
+                if row is None:
+                    return Loss("superseded", "the ledger has a newer token for this tick")
+                timeline = row[0]
                 if timeline < newest_timeline():
                     return Loss(
                         "failover",
@@ -194,6 +205,9 @@ class LockSession:
     async def _fetch(self, query: Any, parameters: Any) -> Any:
         cursor = await self.connection.execute(query, parameters)
         return await cursor.fetchone()
+
+    async def _fetch_all(self, query: Any, parameters: Any) -> list[Any]:
+        return await (await self.connection.execute(query, parameters)).fetchall()
 
     async def _change(self, query: Any, parameters: Any) -> int:
         return (await self.connection.execute(query, parameters)).rowcount

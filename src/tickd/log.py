@@ -26,6 +26,8 @@ TERMINAL_EVENTS = frozenset(f"tick.{outcome}" for outcome in Outcome)
 EVENTS = TERMINAL_EVENTS | {
     "tick.started",
     "tick.waiting",
+    "tick.retrying",
+    "claim.expired",
     "lock.unlock_failed",
     "daemon.started",
     "daemon.ready",

@@ -63,7 +63,7 @@ class Versions:
 async def migrate(
     connection: AsyncConnection[Any], *, stop: Stop, deadline: float
 ) -> tuple[Versions, Versions]:
-    """Bring ledger and saver to the present version and return the versions before and after.
+    """Bring ledger and saver to the present version and return the versions before and after this replica's own work.
 
     The connection is a direct one, in autocommit mode; `deadline` is on the monotonic clock. Raises DatabaseUnusable
     when the role may not create what is missing, or when another replica is still at it at the deadline.
@@ -79,7 +79,7 @@ async def migrate(
                 "or raise TICKD_DATABASE_DEADLINE"
             )
     try:
-        await _bring_up(connection)
+        before = await _bring_up(connection)
     except errors.InsufficientPrivilege as error:
         raise DatabaseUnusable(
             f"{error.diag.message_primary}. The tables of tickd or of the checkpointer are missing or older than this "
@@ -106,7 +106,7 @@ async def migrate_at(place: LockPlace, *, deadline: float) -> tuple[Versions, Ve
         await session.close()
 
 
-async def _bring_up(connection: AsyncConnection[Any]) -> None:
+async def _bring_up(connection: AsyncConnection[Any]) -> Versions:
     # Read again under the lock: another replica may have done it all while this one waited.
     found = await _versions(connection)
     for version, step in enumerate(STEPS[found.ledger :], start=found.ledger + 1):
@@ -120,6 +120,7 @@ async def _bring_up(connection: AsyncConnection[Any]) -> None:
         await connection.execute(
             sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(sql.Identifier(schema, name))
         )
+    return found
 
 
 async def _versions(connection: AsyncConnection[Any]) -> Versions:

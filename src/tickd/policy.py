@@ -1,11 +1,13 @@
 """Pure decisions: whether a tick is due or too late, how long to back off, and when to stop trusting a hold."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from tickd.entry import Retries
 from tickd.errors import Unusable
 from tickd.tick import Tick
 
@@ -29,6 +31,7 @@ class TrustWindows:
     server_idle: timedelta = timedelta(seconds=9)
     server_interval: timedelta = timedelta(seconds=5)
     server_count: int = 3
+    lease: timedelta = timedelta(seconds=30)
 
     @property
     def client(self) -> timedelta:
@@ -41,7 +44,14 @@ class TrustWindows:
         return self.server_idle + self.server_count * self.server_interval
 
     def check(self) -> None:
-        """Raise Unusable, with the arithmetic, unless the client gives up before the server does."""
+        """Raise Unusable, with the arithmetic, unless the client gives up before the server or the lease does."""
+        renewals = 3 * self.probe_interval + self.probe_timeout
+        if self.lease < renewals or self.lease <= self.client:
+            raise Unusable(
+                f"TICKD_LEASE {_s(self.lease)} is too short: it has to outlast three renewals and one time-out, 3 x "
+                f"{_s(self.probe_interval)} + {_s(self.probe_timeout)} = {_s(renewals)}, and the client's own window of "
+                f"{_s(self.client)}, so that a holder has stopped before its tick is taken over"
+            )
         if self.client >= self.server:
             raise Unusable(
                 "a replica that is cut off would still run when Postgres gives its lock away: the client needs "
@@ -62,6 +72,53 @@ def lateness(tick: Tick, *, delay: timedelta, now: datetime) -> timedelta:
     return now - (tick.fire_time + delay)
 
 
+@dataclass(frozen=True, slots=True)
+class Unfired:
+    """What becomes of fire times that no replica fired: run, coalesced into a later one, or missed; in fire-time order.
+
+    `before` are the first and the last instant of a time too long ago to be looked at one by one.
+    """
+
+    run: tuple[datetime, ...] = ()
+    coalesced: tuple[datetime, ...] = ()
+    missed: tuple[datetime, ...] = ()
+    before: tuple[datetime, datetime] | None = None
+
+
+def unfired(
+    after: Callable[[datetime], datetime | None],
+    *,
+    since: datetime,
+    until: datetime,
+    missed: str,
+    catch_up: timedelta,
+    most: int,
+) -> Unfired:
+    """Decide over the fire times in (since, until], given the series' `after`.
+
+    `missed` is `skip`, `latest` or `all`. Nothing older than `catch_up`, and no more than the newest `most`, is looked at
+    one by one: two weeks of five-second ticks come back as one stretch, not as 241,920 runs.
+    """
+    first = after(since)
+    if first is None or first > until:
+        return Unfired()
+    newest: deque[datetime] = deque(maxlen=most)
+    instant: datetime | None = after(max(since, until - catch_up))
+    left_out = first if instant is None or first < instant else None
+    while instant is not None and instant <= until:
+        if len(newest) == most:
+            left_out = left_out or newest[0]
+        newest.append(instant)
+        instant = after(instant)
+    kept = tuple(newest)
+    before = (left_out, kept[0] if kept else until) if left_out is not None else None
+    if missed == "all":
+        return Unfired(run=kept, before=before)
+    if missed == "latest":
+        return Unfired(run=kept[-1:], coalesced=kept[:-1], before=before)
+    return Unfired(missed=kept, before=before)
+
+
 def in_own_order(ticks: Sequence[TickT], replica: str) -> list[TickT]:
     """Return ticks that are due together in an order of this replica's own.
 
@@ -69,6 +126,20 @@ def in_own_order(ticks: Sequence[TickT], replica: str) -> list[TickT]:
     and the ticks spread over them. Ticks of one graph keep their fire-time order.
     """
     return sorted(ticks, key=lambda tick: (tick.fire_time, _digest(replica, tick.graph)))
+
+
+def retry_pause(
+    retries: Retries | None, *, failures: int, names: Collection[str], seed: str
+) -> timedelta | None:
+    """Return how long to wait before a failed tick is tried again; None when it has failed for good.
+
+    `failures` counts this failure too; `names` are what the error may be called in `on`, its class and all its bases.
+    """
+    if retries is None or failures > retries.attempts:
+        return None
+    if retries.on and not set(retries.on) & set(names):
+        return None
+    return backoff(failures, first=retries.backoff, longest=retries.max_backoff, seed=seed)
 
 
 def backoff(attempt: int, *, first: timedelta, longest: timedelta, seed: str) -> timedelta:

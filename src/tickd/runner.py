@@ -7,9 +7,9 @@ that is taken over.
 
 import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -19,14 +19,25 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tickd import ledger
 from tickd.clock import DatabaseClock
-from tickd.ends import End, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
+from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
 from tickd.ledger import Admission, Finish, Refusal, Unfinished
-from tickd.lock import Attempt, LockPlace, LockSession, Loss, closing, open_session, sole_writer
+from tickd.lock import (
+    PROBE,
+    Attempt,
+    Hold,
+    LockPlace,
+    LockSession,
+    Loss,
+    Probe,
+    closing,
+    open_session,
+    sole_writer,
+)
 from tickd.log import Log, text_of
 from tickd.looks import Looks
 from tickd.policy import backoff
-from tickd.runs import EndKind, GraphThread, RunEnd
+from tickd.runs import EndKind, GraphThread
 from tickd.schedule import Entry
 from tickd.stop import Stop
 from tickd.supervision import Supervision, order_of
@@ -42,6 +53,7 @@ LONGEST_PAUSE = timedelta(seconds=5)
 # A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
 PASSING_HOLD_TRIES = 3
 PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
+DISPLACED_POLL = timedelta(milliseconds=50)
 
 Unreachable = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, TimeoutError, OSError)
 
@@ -56,7 +68,15 @@ LEVELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _Running:
+    """A graph that this replica attempts or runs: since when, and how to tell its run to make room for a newer tick."""
+
+    since: datetime
+    displaced: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
     """A place to attempt, to be given up as soon as the attempt is over; or None, and what there was none of."""
 
     attempting: AsyncExitStack | None
@@ -100,7 +120,7 @@ class Runner:
         self._limits = limits
         self._run_room = asyncio.Semaphore(limits.max_running)
         self._attempt_room = asyncio.Semaphore(limits.lock_attempts)
-        self._running: dict[str, datetime] = {}
+        self._running: dict[str, _Running] = {}
         self._taking_over: set[Tick] = set()
         self._reachable = True
         self.drain_ran_out = False
@@ -111,14 +131,8 @@ class Runner:
         return len(self._running)
 
     async def run_tick(self, tick: Tick) -> None:
-        """Take one tick from its fire to its terminal line; never raises, for one tick must not end the others."""
-        try:
-            end = await self._end_of(self._entries[tick.graph], tick)
-        except Unreachable as error:
-            end = error_end(error)
-        except Exception as error:  # noqa: BLE001  # a fault of tickd itself is this tick's outcome, with its traceback
-            end = error_end(error, exc_info=error)
-        self._log_end(tick, end)
+        """Take one fired tick of a graph in skip mode to its terminal line."""
+        await self.conclude(tick, self._end_of(self._entries[tick.graph], tick))
 
     async def take_over(self, tick: Tick) -> None:
         """Continue a tick that another replica handed off, at its next super-step; says nothing if it is not ours to run.
@@ -131,41 +145,49 @@ class Runner:
             return
         self._taking_over.add(tick)
         try:
-            end = await self._end_of_taken_over(entry, tick)
-        except Unreachable as error:
-            self._note_unreachable(error)
-            return
-        except Exception as error:  # noqa: BLE001  # as above
-            end = error_end(error, exc_info=error)
+            await self.conclude(tick, self._end_of_taken_over(entry, tick))
         finally:
             self._taking_over.discard(tick)
+
+    async def conclude(self, tick: Tick, story: Awaitable[End | None]) -> None:
+        """Await a tick's story and log its end; never raises, for one tick must not end the others."""
+        try:
+            end = await story
+        except Unreachable as error:
+            end = error_end(error)
+        except Exception as error:  # noqa: BLE001  # a fault of tickd itself is this tick's outcome, with its traceback
+            end = error_end(error, exc_info=error)
         if end is not None:
-            self._log_end(tick, end)
+            self.log_end(tick, end)
 
     async def _end_of(self, entry: Entry, tick: Tick) -> End:
         due = tick.fire_time + entry.start_delay(tick)
-        if await self._stopped_before(due - LEAD):
+        if await self.stopped_before(due - LEAD):
             return skipped(SkipReason.DRAINING)
         async with AsyncExitStack() as rooms:
-            room = await self._find_room(rooms, due + entry.grace)
+            room = await self.find_room(rooms, due + entry.grace)
             if room.attempting is None:
                 return await self._came_too_late(entry, tick, due, room.reason)
-            session = await self._open_in_time(tick, due + entry.grace)
+            session = await self.open_in_time(tick, due + entry.grace)
             if isinstance(session, End):
                 return session
             async with closing(session):
                 early_end = await self._end_before_attempt(entry, tick, due)
                 if early_end is not None:
                     return early_end
-                attempt = partial(self._attempt, entry=entry, tick=tick)
+                attempt = partial(self._attempt, entry=entry, tick=tick, until=due + entry.grace)
                 return await self._run_if_held(entry, tick, session, attempt, room.attempting)
 
     async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
         async with AsyncExitStack() as rooms:
-            room = await self._find_room(rooms, self._clock.now() + entry.grace)
+            room = await self.find_room(rooms, self._clock.now() + entry.grace)
             if room.attempting is None:
                 return None
-            session = await open_session(self._place)
+            try:
+                session = await open_session(self._place)
+            except Unreachable as error:
+                self.note_unreachable(error)
+                return None
             async with closing(session):
                 if self._stop.requested or tick.graph in self._running:
                     return None
@@ -182,35 +204,62 @@ class Runner:
         attempting: AsyncExitStack,
     ) -> End:
         """Try to hold the graph; run the tick if it was granted, else say who has it."""
-        self._running[tick.graph] = self._clock.now()
-        try:
+        with self.occupying(tick.graph):
             async with sole_writer(tick.graph, self._place, attempt=attempt, session=session) as hold:
                 await attempting.aclose()
                 if not isinstance(hold.granted, Admission):
                     return skipped_by(hold)
-                end = await self._run(entry, tick, hold.session, hold.granted)
-        finally:
-            del self._running[tick.graph]
+                end = await self._run_and_record(entry, tick, hold.session, hold.granted)
+        await self.after_hold(tick, hold, end)
+        return end
+
+    async def after_hold(self, tick: Tick, hold: Hold[Any], end: End) -> None:
+        """Say that an unlock was refused; wake the other replicas for a tick that was handed off, now its lock is free."""
         if hold.unlocked is False:
             self._log.warning("lock.unlock_failed", graph=tick.graph, fire_time=instant_text(tick.fire_time))
         if end.outcome is Outcome.HANDED_OFF:
-            await self._announce(tick)
-        return end
+            try:
+                async with self._pool.connection() as connection:
+                    await ledger.announce(connection, self._place.space, tick)
+            except Unreachable as error:
+                self.note_unreachable(error)  # their sweeps find the tick all the same
 
     async def _end_before_attempt(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
         """Wait until the tick is due; return its end if it needs no attempt any more."""
-        if await self._stopped_before(due):
+        if await self.stopped_before(due):
             return skipped(SkipReason.DRAINING)
         late = self._clock.now() - due
         if late > entry.grace:
             return await self._came_too_late(entry, tick, due, "late")
         if late > FRESH and (replica := await self._looks.ended_by(tick)) is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
-        return self._skipped_by_itself(tick) if tick.graph in self._running else None
+        if entry.overlap == "cancel":
+            await self._displace_own(tick.graph, due + entry.grace)
+        return self.skipped_by_itself(tick.graph)
 
-    def _skipped_by_itself(self, tick: Tick) -> End:
-        since = instant_text(self._running[tick.graph])
-        return skipped(SkipReason.LOCK_HELD, holder=self._place.replica, holder_since=since)
+    async def _displace_own(self, graph: str, until: datetime) -> None:
+        """Let a run of this very replica make room for a newer tick, and wait for it within the tick's grace."""
+        while (running := self._running.get(graph)) is not None and self._clock.now() < until:
+            running.displaced.set()
+            if await self._stop.wait(DISPLACED_POLL):
+                return
+
+    def skipped_by_itself(self, graph: str, reason: SkipReason = SkipReason.LOCK_HELD) -> End | None:
+        """Return the skip of a graph that this replica itself is at; None when it is not."""
+        running = self._running.get(graph)
+        if running is None:
+            return None
+        return skipped(reason, holder=self._place.replica, holder_since=instant_text(running.since))
+
+    @contextmanager
+    def occupying(self, graph: str) -> Iterator[None]:
+        """Let this replica attempt and run one tick of the graph at a time."""
+        assert graph not in self._running, graph  # noqa: S101  # callers have asked, without a wait in between
+        self._running[graph] = _Running(self._clock.now())
+        try:
+            yield
+        finally:
+            del self._running[graph]
 
     async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime, reason: str) -> End:
         """Return the end of a tick past its grace: another replica ran it, or it is missed."""
@@ -224,7 +273,7 @@ class Runner:
         fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
         return End(Outcome.MISSED, fields)
 
-    async def _find_room(self, rooms: AsyncExitStack, until: datetime) -> _Room:
+    async def find_room(self, rooms: AsyncExitStack, until: datetime) -> Room:
         """Take a place to run and a place to attempt, on a graph loop that answers; or say what there was none of.
 
         Places are served in the order of asking, which is this replica's own. A graph that blocks the graph loop keeps
@@ -233,7 +282,7 @@ class Runner:
         reason = "no_room"
         patience = until - self._clock.now()
         if patience <= timedelta(0):
-            return _Room(None, "late")
+            return Room(None, "late")
         try:
             async with asyncio.timeout(patience.total_seconds()):
                 await rooms.enter_async_context(self._run_room)
@@ -242,10 +291,10 @@ class Runner:
                 reason = "loop_blocked"
                 await self._graphs.answer()
         except TimeoutError:
-            return _Room(None, reason)
-        return _Room(attempting, reason)
+            return Room(None, reason)
+        return Room(attempting, reason)
 
-    async def _open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:
+    async def open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:
         """Open the tick's lock connection, again and again within its grace; tick.error when there is none to be had."""
         tries = 0
         while True:
@@ -253,7 +302,7 @@ class Runner:
             try:
                 session = await open_session(self._place)
             except Unreachable as error:
-                self._note_unreachable(error)
+                self.note_unreachable(error)
                 seed = f"{self._place.replica}/{tick}"
                 pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=seed)
                 if self._clock.now() + pause > until:
@@ -265,108 +314,151 @@ class Runner:
                 return session
 
     async def _attempt(
-        self, session: LockSession, *, entry: Entry, tick: Tick
+        self, session: LockSession, *, entry: Entry, tick: Tick, until: datetime
     ) -> tuple[bool, Admission | Refusal | Unfinished | None]:
         """Try and admit in one statement; try again where the lock is held by somebody who is about to let go."""
-        thread_id = entry.thread_id(tick)
-        for tries in range(1, PASSING_HOLD_TRIES + 1):
+        tries = 0
+        heed_interrupt = entry.after_interrupt == "skip"
+        while True:
+            tries += 1
             held, granted = await ledger.hold_and_admit(
-                session, tick, thread_id=thread_id, run_id=run_id(tick)
+                session,
+                tick,
+                thread_id=entry.thread_id(tick),
+                run_id=run_id(tick),
+                heed_interrupt=heed_interrupt,
             )
             if held or granted is not None:
                 return held, granted
             running = await ledger.unfinished(session, tick.graph)
-            if running is not None or tries == PASSING_HOLD_TRIES:
+            pause = PASSING_HOLD_PAUSE * tries
+            if running is not None and entry.overlap == "cancel" and self._clock.now() < until:
+                await ledger.displace(session, tick.graph)
+                pause = DISPLACED_POLL
+            elif running is not None or tries == PASSING_HOLD_TRIES:
                 return False, running
-            await self._stop.wait(PASSING_HOLD_PAUSE * tries)
-        raise AssertionError("the last try returns")
+            if await self._stop.wait(pause):
+                return False, running
 
-    async def _run(self, entry: Entry, tick: Tick, session: LockSession, admission: Admission) -> End:
-        """Run the admitted tick under the hold, and record how it ended while still holding."""
+    async def _run_and_record(
+        self, entry: Entry, tick: Tick, session: LockSession, admission: Admission
+    ) -> End:
+        """Run the admitted tick under the hold, again where its retries allow, and record how it ended while holding."""
+        failures = 0
+        while True:
+            ran = await self.run(entry, tick, session, admission)
+            failures += 1
+            pause = self._retry_pause(entry, tick, ran, failures)
+            if pause is None:
+                return await self.record(tick, session, admission, ran)
+            self.log_retry(tick, ran.end, pause)
+            if await self._stop.wait(pause):
+                return await self.record(tick, session, admission, ran)
+            admission = replace(admission, attempt=admission.attempt + 1)
+
+    def _retry_pause(self, entry: Entry, tick: Tick, ran: Ran, failures: int) -> timedelta | None:
+        """Return the pause before the tick is run again within this hold; None past the next fire time."""
+        pause = ran.retry_pause(entry, tick, failures)
+        following = entry.series.after(tick.fire_time)
+        if pause is None or (following is not None and self._clock.now() + pause >= following):
+            return None
+        return pause
+
+    async def run(
+        self,
+        entry: Entry,
+        tick: Tick,
+        session: LockSession,
+        admission: Admission,
+        probe: Probe = (PROBE, ()),
+    ) -> Ran:
+        """Run one attempt of the tick under the hold, to its real end."""
         late_ms = milliseconds(self._clock.now() - tick.fire_time)
         facts: dict[str, Any] = {"token": admission.token, "attempt": admission.attempt}
-        started: dict[str, Any] = {
-            "graph": tick.graph,
-            "fire_time": instant_text(tick.fire_time),
-            "thread_id": admission.thread_id,
-        }
-        if admission.attempt > 1:
-            started["resumed"] = True
-        self._log.info("tick.started", **started, **facts, late_ms=late_ms)
-        began = time.monotonic()
-        run = self._graphs.run(
-            order_of(entry, tick, admission, self._loaded[tick.graph], self._place.replica)
+        resumed = {"resumed": True} if admission.attempt > 1 else {}
+        fire_time = instant_text(tick.fire_time)
+        thread_id = admission.thread_id
+        self._log.info(
+            "tick.started",
+            graph=tick.graph,
+            fire_time=fire_time,
+            thread_id=thread_id,
+            late_ms=late_ms,
+            **facts,
+            **resumed,
         )
+        began = time.monotonic()
+        order = order_of(entry, tick, admission, self._loaded[tick.graph], self._place.replica)
         supervision = Supervision(
-            run,
+            self._graphs.run(order),
             session,
             stop=self._stop,
             timeout=entry.timeout,
             drain_timeout=self._limits.drain_timeout,
             newest_timeline=lambda: self._clock.timeline,
+            probe=probe,
+            displaced=self._running[tick.graph].displaced,
             waiting_for_threads=partial(self._note_waiting, tick),
         )
         stopping, ended = await supervision.see_to_its_end()
         self.drain_ran_out |= stopping.draining and ended.kind is EndKind.CANCELLED
         facts |= {"duration_ms": round((time.monotonic() - began) * 1000, 1), "late_ms": late_ms}
-        end = await self._record(
-            tick, session, admission, end_of_run(ended, stopping, entry.timeout, facts), ended
-        )
-        if stopping.gave_up:
+        return Ran(end_of_run(ended, stopping, entry.timeout, facts), stopping, ended)
+
+    async def record(self, tick: Tick, session: LockSession, admission: Admission, ran: Ran) -> End:
+        """Write the end into the ledger under the hold; a hold that is gone turns the end into tick.lock_lost."""
+        end = ran.end
+        finish = ran.finish(admission.attempt)
+        if end.outcome is not Outcome.LOCK_LOST:
+            try:
+                if not await ledger.record(session, tick, token=admission.token, finish=finish):
+                    end = lost(Loss("superseded", "the ledger has a newer token for this tick"), end)
+            except Unreachable as failure:
+                end = lost(Loss("session_ended", str(failure).strip()), end)
+        if end.outcome is Outcome.LOCK_LOST:
+            await self._record_without_hold(tick, admission, replace(finish, outcome=end.outcome))
+        if ran.stopping.gave_up:
             # A thread that cannot be stopped still writes. Only the end of the process ends it, and until then the hold
             # stays: the daemon leaves in a moment, and the line has to be out before.
-            self._log_end(tick, end)
+            self.log_end(tick, end)
             await asyncio.get_running_loop().create_future()
         return end
 
-    async def _record(
-        self, tick: Tick, session: LockSession, admission: Admission, end: End, ended: RunEnd
-    ) -> End:
-        """Write the end into the ledger under the hold; a hold that is gone turns the end into tick.lock_lost."""
-        error_type, error = (
-            (type(ended.error).__name__, text_of(ended.error)) if ended.error else (None, None)
-        )
-        finish = Finish(end.outcome, error_type, error)
-        if end.outcome is not Outcome.LOCK_LOST:
-            try:
-                if await ledger.record(session, tick, token=admission.token, finish=finish):
-                    return end
-                end = lost(Loss("superseded", "the ledger has a newer token for this tick"), end)
-            except Unreachable as failure:
-                end = lost(Loss("session_ended", str(failure).strip()), end)
+    async def _record_without_hold(self, tick: Tick, admission: Admission, finish: Finish) -> None:
         try:
             async with self._pool.connection() as connection:
+                token = admission.token
                 await ledger.record_without_hold(
-                    connection,
-                    self._place.space,
-                    tick,
-                    token=admission.token,
-                    finish=replace(finish, outcome=end.outcome),
+                    connection, self._place.space, tick, token=token, finish=finish
                 )
         except Unreachable as failure:
             # The row stays without an outcome, and a sweep will find it abandoned: that is the truth then.
-            self._note_unreachable(failure)
-        return end
+            self.note_unreachable(failure)
 
-    async def _announce(self, tick: Tick) -> None:
-        """Wake the other replicas; after the unlock, so that the first of them finds the lock free."""
-        try:
-            async with self._pool.connection() as connection:
-                await ledger.announce(connection, self._place.space, tick)
-        except Unreachable as error:
-            self._note_unreachable(error)  # their sweeps find the tick all the same
+    def displace(self, graph: str) -> None:
+        """Let the graph's run here, if there is one, make room for a newer tick on another replica."""
+        running = self._running.get(graph)
+        if running is not None:
+            running.displaced.set()
 
-    async def _stopped_before(self, moment: datetime) -> bool:
+    async def stopped_before(self, moment: datetime) -> bool:
         """Wait until the database's clock shows the moment; True when a stop was asked for before."""
         while (ahead := moment - self._clock.now()) > timedelta(0):
             if await self._stop.wait(ahead):
                 return True
         return self._stop.requested
 
-    def _log_end(self, tick: Tick, end: End) -> None:
+    def log_end(self, tick: Tick, end: End) -> None:
+        """Write the terminal line."""
         level = LEVELS.get(end.outcome, "info")
         fire_time = instant_text(tick.fire_time)
         getattr(self._log, level)(f"tick.{end.outcome}", graph=tick.graph, fire_time=fire_time, **end.fields)
+
+    def log_retry(self, tick: Tick, end: End, pause: timedelta) -> None:
+        """Say that a failed attempt is not the tick's end."""
+        fire_time = instant_text(tick.fire_time)
+        retry = {"failed_as": end.outcome.value, "retry_in_ms": milliseconds(pause)}
+        self._log.warning("tick.retrying", graph=tick.graph, fire_time=fire_time, **end.fields, **retry)
 
     def _note_waiting(self, tick: Tick, threads: int) -> None:
         fire_time = instant_text(tick.fire_time)
@@ -374,12 +466,12 @@ class Runner:
             "tick.waiting", graph=tick.graph, fire_time=fire_time, reason="sync_node", threads=threads
         )
 
-    def _note_unreachable(self, error: BaseException) -> None:
+    def note_unreachable(self, error: BaseException) -> None:
+        """Say once that the database cannot be reached."""
         if self._reachable:
             self._reachable = False
-            self._log.error(
-                "database.unreachable", error_type=type(error).__name__, error=text_of(error).strip()
-            )
+            facts = {"error_type": type(error).__name__, "error": text_of(error).strip()}
+            self._log.error("database.unreachable", **facts)
 
     def _note_reachable(self) -> None:
         if not self._reachable:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tickd import placeholder
 from tickd.document import Fault, Faults, Items, Node, Place, Scalar, Tree, read
-from tickd.entry import UNBUILT_KEYS, Entry, GraphKeys, Keep, Retries, RunConfig, default_grace
+from tickd.entry import Entry, GraphKeys, Keep, Retries, RunConfig, default_grace
 from tickd.errors import Unusable
 from tickd.meaning import Meaning, is_null
 from tickd.tick import Tick, lock_key
@@ -146,6 +146,15 @@ class _Reader:
             values = dict(keys)
             if "grace" not in keys.model_fields_set:
                 values["grace"] = default_grace(keys)
+            if keys.mode == "claim":
+                # Work that must not be lost waits for its turn, and every finished node is on disk before the next.
+                values["overlap"] = keys.overlap if "overlap" in keys.model_fields_set else "queue"
+                values["durability"] = keys.durability or "sync"
+            elif keys.overlap == "queue":
+                message = (
+                    "'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"
+                )
+                self.faults.add(tree.pairs["overlap"][1].place, message, of=f"{of}overlap: ")
             entry = Entry.model_construct(keys.model_fields_set, **values, name=name, place=reference.place)
             self.entries[name] = entry
             self._fire_times(entry, tree, of=of)
@@ -179,8 +188,6 @@ class _Reader:
     def _keys(self, tree: Tree, *, of: str) -> GraphKeys:
         """Return the keys, validated; one that is wrong is reported, and stands at what it is when left out."""
         known = self._known(tree, GraphKeys, (), of=of)
-        for key in UNBUILT_KEYS & known.keys():
-            self.faults.add(tree.pairs[key][0], f"{key!r} is not built yet: remove it", of=of)
         try:
             return GraphKeys.model_validate(known)
         except ValidationError as error:

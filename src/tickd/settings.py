@@ -97,6 +97,7 @@ class Settings(BaseSettings):
     )
     keepalive_interval: Duration = Field(timedelta(seconds=5), description="How often it asks again.")
     keepalive_count: int = Field(3, ge=1, le=100, description="After how many unanswered it frees the lock.")
+    lease: Duration = Field(timedelta(seconds=30), description="How long a claim outlives its last renewal.")
     http: str | None = Field(None, description="host:port for GET /live and /ready; default: none.")
     skew_limit: Duration = Field(
         timedelta(seconds=1), description="Clock difference to the database that is warned of."
@@ -157,6 +158,7 @@ class Settings(BaseSettings):
             server_idle=self.keepalive_idle,
             server_interval=self.keepalive_interval,
             server_count=self.keepalive_count,
+            lease=self.lease,
         )
         windows.check()
         return windows

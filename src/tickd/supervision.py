@@ -10,7 +10,7 @@ from typing import Any
 from tickd.ends import Stopping
 from tickd.graphs import LoadedGraph
 from tickd.ledger import Admission
-from tickd.lock import LockSession, Loss
+from tickd.lock import LockSession, Loss, Probe
 from tickd.runs import EndKind, Run, RunEnd, RunOrder
 from tickd.schedule import Entry
 from tickd.stop import Stop
@@ -62,7 +62,7 @@ def order_of(entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph
 class Supervision:
     """Watches one run, its hold, its time-out and the stop event, and acts on each until the run has really ended."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # everything that may press a run
         self,
         run: Run,
         session: LockSession,
@@ -71,6 +71,8 @@ class Supervision:
         timeout: timedelta | None,
         drain_timeout: timedelta,
         newest_timeline: Callable[[], int],
+        probe: Probe,
+        displaced: asyncio.Event,
         waiting_for_threads: Callable[[int], None],
     ) -> None:
         self._run = run
@@ -78,7 +80,9 @@ class Supervision:
         self._drain_timeout = drain_timeout.total_seconds()
         # Told once, with their number, when a cancelled run goes on in threads of sync nodes.
         self._waiting_for_threads: Callable[[int], None] | None = waiting_for_threads
-        self._watch = asyncio.ensure_future(session.watch(newest_timeline))
+        self._watch = asyncio.ensure_future(session.watch(newest_timeline, probe))
+        # Set when a newer tick of the graph is to run instead (overlap: cancel).
+        self._displaced = asyncio.ensure_future(displaced.wait())
         self._stop = asyncio.ensure_future(stop.wait())
         self._timeout_at = inf if timeout is None else time.monotonic() + timeout.total_seconds()
         self._give_up_at = inf
@@ -96,14 +100,16 @@ class Supervision:
             await asyncio.wait({self._run.ended})
             raise
         finally:
-            self._watch.cancel()
-            self._stop.cancel()
-            await asyncio.wait({self._watch, self._stop})
+            listening = {self._watch, self._stop, self._displaced}
+            for task in listening:
+                task.cancel()
+            await asyncio.wait(listening)
 
     async def _follow(self) -> tuple[Stopping, RunEnd]:
         ended = self._run.ended
         while not ended.done():
-            waiting = {ended, *(task for task in (self._watch, self._stop) if not task.done())}
+            listening = (self._watch, self._stop, self._displaced)
+            waiting = {ended, *(task for task in listening if not task.done())}
             moment = min(self._stopping.cancel_at, self._timeout_at, self._give_up_at)
             patience = None if moment == inf else max(0.0, moment - time.monotonic())
             await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -129,6 +135,10 @@ class Supervision:
             stopping.cancel_by(now + self._drain_timeout)
             allowance = self._session.place.windows.stop_allowance.total_seconds()
             self._give_up_at = now + self._drain_timeout + allowance
+        if self._displaced.done() and not stopping.displaced:
+            stopping.displaced = True
+            self._run.drain("a newer tick takes its place")
+            stopping.cancel_by(now + self._drain_timeout)
         if now >= self._timeout_at:
             self._timeout_at = inf
             stopping.timed_out = True

@@ -46,6 +46,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     DRAINING = "draining"
     DISABLED = "disabled"
+    QUEUED = "queued"
     COALESCED = "coalesced"
     BACKLOG_FULL = "backlog_full"
     INTERRUPTED = "interrupted"

@@ -13,9 +13,10 @@ from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
 
-from tickd import ledger
+from tickd import claim, fleet, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
+from tickd.fleet import Fleet
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.policy import backoff
@@ -28,6 +29,8 @@ from tickd.timer import Timer
 
 MEASURE_EVERY = timedelta(seconds=10)
 SWEEP_EVERY = timedelta(seconds=2)
+# A claim whose holder was killed is found by this; a sweep costs some tenths of a millisecond.
+SWEEP_CLAIMS_EVERY = timedelta(milliseconds=400)
 LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
 LEAST_JUMP = timedelta(seconds=1)
 LISTEN_AGAIN = timedelta(seconds=30)
@@ -50,6 +53,9 @@ class Upkeep:
         timer: Timer,
         skew_limit: timedelta,
         take_over: Callable[[Tick], None],
+        work_off: Callable[[str], None],
+        displace: Callable[[str], None],
+        fleet: Fleet,
         stop: Stop,
         log: Log,
     ) -> None:
@@ -60,6 +66,9 @@ class Upkeep:
         self._timer = timer
         self._skew_limit = skew_limit
         self._take_over = take_over
+        self._work_off = work_off
+        self._displace = displace
+        self._fleet = fleet
         self._stop = stop
         self._log = log
         self._skewed = False
@@ -127,45 +136,64 @@ class Upkeep:
             answer.cancel()
 
     async def sweep(self) -> None:
-        """Look for ticks whose holder is gone, and for ticks that were handed off and not taken over."""
+        """Look for ticks whose holder is gone, for ticks that were handed off, and for claims to work off."""
         rounds = 0
         while True:
             rounds += 1
             try:
-                async with self._pool.connection() as connection:
-                    abandoned = await ledger.abandon(connection, self._place.space)
-                    waiting = await ledger.waiting(connection, self._place.space)
+                pause = await self._sweep()
             except Unreachable:
-                abandoned, waiting = [], []  # whoever meets the same trouble in a tick says so
-            for one in abandoned:
-                self._log_abandoned(one)
-            for tick in waiting:
-                self._take_over(tick)
+                pause = SWEEP_EVERY  # whoever meets the same trouble in a tick says so
             # Spread by a half, so that replicas that started together do not sweep together.
             seed = f"{self._place.replica}/{rounds}"
-            if await self._stop.wait(backoff(1, first=SWEEP_EVERY, longest=SWEEP_EVERY, seed=seed)):
+            if await self._stop.wait(backoff(1, first=pause, longest=pause, seed=seed)):
                 return
+
+    async def _sweep(self) -> timedelta:
+        """Sweep once and return when to sweep again: soon while there are claims that somebody may leave behind."""
+        async with self._pool.connection() as connection:
+            await fleet.beat(connection, self._place.space)
+            abandoned = await ledger.abandon(connection, self._place.space)
+            waiting = await ledger.waiting(connection, self._place.space)
+            work = await claim.work(connection, self._place.space)
+            for one in work:
+                if one.expired and await claim.end_holder(connection, self._place.space, one.graph):
+                    self._log.warning("claim.expired", graph=one.graph)
+        for gone in abandoned:
+            self._log_abandoned(gone)
+        for tick in waiting:
+            self._take_over(tick)
+        for one in work:
+            if one.ready or one.expired:
+                self._work_off(one.graph)
+        return SWEEP_CLAIMS_EVERY if work else SWEEP_EVERY
 
     async def listen(self) -> None:
         """Take over what other replicas announce, as soon as they do; sweeps find what is not heard."""
         tries = 0
+        present: Fleet | None = self._fleet
         while not self._stop.requested:
             tries += 1
             try:
-                async with closing(await open_session(self._place)) as session:
+                present = present or Fleet(await open_session(self._place))
+                async with closing(present.session) as session:
+                    await present.join(self._stop)
                     await session.change(ledger.LISTEN)
                     tries = 0
                     await self._hear(session.connection.notifies)
             except Unreachable:
                 pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
                 await self._stop.wait(pause)
+            present = None
 
     async def _hear(self, notifies: Callable[..., Any]) -> None:
         async def hear() -> None:
             async for notice in notifies():
-                tick = ledger.announced(notice.payload, self._place.space)
-                if tick is not None:
-                    self._take_over(tick)
+                told = ledger.announced(notice.payload, self._place.space)
+                if told is not None and told.handed_off is not None:
+                    self._take_over(told.handed_off)
+                elif told is not None and told.displaced is not None:
+                    self._displace(told.displaced)
 
         hearing = asyncio.ensure_future(hear())
         stop = asyncio.ensure_future(self._stop.wait())

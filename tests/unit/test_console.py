@@ -22,6 +22,10 @@ TICKS: dict[str, tuple[dict[str, object], str]] = {
         {"thread_id": "restock_plan/x", "token": 7, "attempt": 2, "late_ms": 3},
         "started, attempt 2",
     ),
+    "tick.retrying": (
+        {"failed_as": "timed_out", "retry_in_ms": 1500, "duration_ms": 40, "error_type": "E", "error": "x"},
+        "timed out after 40 ms, tried again in 1.5 s: E: x",
+    ),
     "tick.waiting": (
         {"reason": "sync_node", "threads": 1},
         "waits for a node in a thread, which cannot be stopped from outside",
@@ -61,12 +65,14 @@ REASONS: dict[str, tuple[dict[str, object], str]] = {
     "paused": ({}, "the graph is paused"),
     "draining": ({}, "this replica is stopping"),
     "disabled": ({}, "the graph is disabled"),
+    "queued": ({"holder": "c"}, "it waits in the backlog, c is at the graph"),
     "coalesced": ({}, "a later tick stands for it"),
     "backlog_full": ({}, "too many ticks wait already"),
     "interrupted": ({}, "an earlier run waits for an answer"),
 }
 OTHERS = {
     "lock.unlock_failed": "the unlock found no lock: it had been lost before",
+    "claim.expired": "its holder let the lease run out; its session was ended",
     "daemon.started": "started",
     "daemon.ready": "ready",
     "daemon.draining": "stopping: nothing runs here",
@@ -115,7 +121,11 @@ def test_each_other_event_has_a_sentence_and_keeps_its_fields(event):
 
 def test_every_event_outcome_and_reason_has_its_words():
     """A new outcome or reason must not reach a terminal as a bare identifier."""
-    assert {f"tick.{outcome}" for outcome in Outcome} | {"tick.started", "tick.waiting"} == TICKS.keys()
+    assert {f"tick.{outcome}" for outcome in Outcome} | {
+        "tick.started",
+        "tick.waiting",
+        "tick.retrying",
+    } == TICKS.keys()
     assert set(SkipReason) == REASONS.keys() == SKIPS.keys()
     assert TICKS.keys() | OTHERS.keys() == SENTENCES.keys() == EVENTS
 

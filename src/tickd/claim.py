@@ -1,0 +1,272 @@
+"""Claims: the ticks of graphs whose work must not be lost, as durable rows under a lease.
+
+Every replica inserts the due tick's row (whoever is first does), then tries the graph's lock and takes the earliest row
+that is ready. The advisory lock, the token and the fence are those of skip mode; the row adds that the tick outlives its
+holder:
+
+- The holder dies: its lock dies with its session, and the next replica that gets the lock finds the row without an
+  outcome and goes on, at its last super-step.
+- The holder stands still, or its host is cut off, and the server does not know: its lease expires, by the database's
+  clock. Then another replica ends the session that has the lock, and takes the row over.
+- The holder is slow, and alive: it renews with the probe of its hold. A renewal that finds another token in the row is a
+  lost hold.
+
+Whoever has the lock may take any row of the graph without an outcome: a holder records before it unlocks. The row is
+locked with SKIP LOCKED and looked at again after that, so a row that was finished after this statement's snapshot is
+passed over.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+
+from psycopg import AsyncConnection
+
+from tickd.ledger import Admission
+from tickd.lock import LockSession
+from tickd.tick import Tick, lock_key
+
+
+ENQUEUE = """
+INSERT INTO tickd.ticks
+    (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type, finished_at)
+SELECT %(space)s, %(graph)s, %(fire_time)s, 'claim', 0, %(thread_id)s, %(run_id)s,
+       CASE WHEN refused IS NOT NULL THEN 'skipped' END, refused,
+       CASE WHEN refused IS NOT NULL THEN clock_timestamp() END
+FROM (
+    SELECT CASE
+        WHEN EXISTS (
+            SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+        ) THEN 'paused'
+        WHEN %(most)s::bigint <= (
+            SELECT count(*)
+            FROM tickd.ticks
+            WHERE space = %(space)s AND graph = %(graph)s
+              AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+        ) THEN %(refusal)s::text
+    END AS refused
+) AS backlog
+ON CONFLICT (space, graph, fire_time) DO NOTHING
+"""
+CLAIM = """
+WITH ready AS MATERIALIZED (
+    SELECT FROM tickd.ticks
+    WHERE space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
+      AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+    LIMIT 1
+), try AS MATERIALIZED (
+    SELECT CASE WHEN EXISTS (SELECT FROM ready)
+           THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
+), next AS MATERIALIZED (
+    SELECT fire_time, lease_until IS NOT NULL AND outcome IS NULL AS left_behind
+    FROM tickd.ticks
+    WHERE (SELECT held FROM try)
+      AND space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
+      AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+    ORDER BY fire_time
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+), token AS (
+    INSERT INTO tickd.graphs (space, graph, key, token)
+    SELECT %(space)s::int, %(graph)s::text, %(key)s::int, 1 FROM next
+    ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
+    RETURNING token
+), claimed AS (
+    UPDATE tickd.ticks AS t
+    SET attempt = t.attempt + 1, failures = t.failures + next.left_behind::int, token = token.token,
+        replica = %(replica)s, admitted_at = clock_timestamp(), finished_at = NULL, outcome = NULL,
+        lease_until = clock_timestamp() + %(lease)s
+    FROM next, token
+    WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.fire_time = next.fire_time
+    RETURNING t.fire_time, t.token, t.attempt, t.thread_id, t.failures
+), fenced AS (
+    INSERT INTO tickd.threads (thread_id, space, graph, token)
+    SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM claimed
+    ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
+)
+SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.failures
+FROM try LEFT JOIN claimed ON true
+"""
+# The probe of a claimed run's hold: it answers with the server's timeline, or with no row when the row is not ours.
+RENEW = """
+UPDATE tickd.ticks
+SET lease_until = clock_timestamp() + %s
+WHERE space = %s AND graph = %s AND fire_time = %s AND token = %s AND outcome IS NULL
+RETURNING ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+"""
+PUT_BACK = """
+UPDATE tickd.ticks
+SET lease_until = NULL, failures = failures + 1, ready_at = clock_timestamp() + %(pause)s,
+    error_type = %(error_type)s, error = %(error)s
+WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
+"""
+LOOK_UP = """
+SELECT outcome, error_type, replica, admitted_at, lease_until IS NOT NULL
+FROM tickd.ticks
+WHERE space = %s AND graph = %s AND fire_time = %s
+"""
+HAS_READY = """
+SELECT EXISTS (
+    SELECT FROM tickd.ticks
+    WHERE space = %s AND graph = %s AND ready_at <= clock_timestamp()
+      AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+)
+"""
+WORK = """
+SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND NOT held.yes),
+       bool_or(t.lease_until < clock_timestamp() AND held.yes)
+FROM tickd.ticks AS t
+JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
+CROSS JOIN LATERAL (SELECT (t.space, g.key) IN (
+    SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
+    FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) AS yes) AS held
+WHERE t.space = %s AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+GROUP BY t.graph
+"""
+# The lease of the row that this session works on has run out, and the session still has the lock.
+END_HOLDER = """
+SELECT count(pg_terminate_backend(l.pid))
+FROM pg_locks AS l
+WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.classid = %(classid)s::bigint::oid AND l.objid = %(objid)s::bigint::oid
+  AND EXISTS (
+    SELECT FROM tickd.ticks
+    WHERE space = %(space)s AND graph = %(graph)s AND outcome IS NULL AND lease_until < clock_timestamp()
+  )
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A tick that this replica has taken, and on how many attempts of it the run failed or its holder was lost."""
+
+    tick: Tick
+    admission: Admission
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the ledger says of one tick: its outcome, why it was skipped, who has or had it last, since when."""
+
+    outcome: str | None
+    reason: str | None
+    replica: str | None
+    since: datetime | None
+    claimed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A graph with open ticks: whether one could be claimed now, and whether its holder has let a lease run out."""
+
+    graph: str
+    ready: bool
+    expired: bool
+
+
+async def enqueue(
+    session: LockSession,
+    tick: Tick,
+    *,
+    thread_id: str,
+    run_id: uuid.UUID,
+    most: int,
+    refusal: str,
+) -> None:
+    """Insert the due tick's row, if no replica has; with `most` rows of its graph open, or paused, as skipped."""
+    parameters = {
+        "space": session.place.space,
+        "graph": tick.graph,
+        "fire_time": tick.fire_time,
+        "thread_id": thread_id,
+        "run_id": run_id,
+        "most": most,
+        "refusal": refusal,
+    }
+    await session.change(ENQUEUE, parameters)
+
+
+async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool, Claimed | None]:
+    """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
+    place = session.place
+    held, fire_time, token, attempt, thread_id, failures = await session.fetch(
+        CLAIM,
+        {
+            "space": place.space,
+            "graph": graph,
+            "key": lock_key(graph),
+            "replica": place.replica,
+            "lease": lease,
+        },
+    )
+    if token is None:
+        return bool(held), None
+    tick = Tick(graph, fire_time.astimezone(UTC))
+    return True, Claimed(tick, Admission(token, attempt, thread_id), failures)
+
+
+def renewal(space: int, tick: Tick, token: int, lease: timedelta) -> tuple[LiteralString, Sequence[Any]]:
+    """Return the statement that renews the lease, for the watch to run as its probe."""
+    return RENEW, (lease, space, tick.graph, tick.fire_time, token)
+
+
+async def put_back(
+    session: LockSession,
+    tick: Tick,
+    *,
+    token: int,
+    pause: timedelta,
+    error_type: str | None,
+    error: str | None,
+) -> bool:
+    """Give a failed tick back, to be claimed again after the pause; False when it is no longer this token's."""
+    parameters = {
+        "space": session.place.space,
+        "graph": tick.graph,
+        "fire_time": tick.fire_time,
+        "token": token,
+        "pause": pause,
+        "error_type": error_type,
+        "error": error and error.replace("\0", "\\0"),
+    }
+    return await session.change(PUT_BACK, parameters) == 1
+
+
+async def look_up(session: LockSession, tick: Tick) -> Row | None:
+    """Return the tick's row, if there is one."""
+    row = await session.fetch(LOOK_UP, (session.place.space, tick.graph, tick.fire_time))
+    if row is None:
+        return None
+    outcome, error_type, replica, since, claimed = row
+    return Row(outcome, error_type, replica, since and since.astimezone(UTC), claimed)
+
+
+async def has_ready(connection: AsyncConnection[Any], space: int, graph: str) -> bool:
+    """Say whether a tick of the graph waits to be claimed, or is being worked on."""
+    row = await (await connection.execute(HAS_READY, (space, graph))).fetchone()
+    return bool(row and row[0])
+
+
+async def work(connection: AsyncConnection[Any], space: int) -> list[Work]:
+    """Return every graph that has open ticks."""
+    cursor = await connection.execute(WORK, [space])
+    return [Work(graph, bool(ready), bool(expired)) for graph, ready, expired in await cursor.fetchall()]
+
+
+async def end_holder(connection: AsyncConnection[Any], space: int, graph: str) -> bool:
+    """End the session that has the graph's lock while its lease has run out; True if there was one."""
+    parameters = {
+        "space": space,
+        "graph": graph,
+        "classid": space & 0xFFFFFFFF,
+        "objid": lock_key(graph) & 0xFFFFFFFF,
+    }
+    row = await (await connection.execute(END_HOLDER, parameters)).fetchone()
+    return bool(row and row[0])

@@ -1,0 +1,136 @@
+"""The fleet: whether any replica fires, and since when none did.
+
+Every replica that fires shares a lock for as long as it lives. Who can take that lock alone at its start is the first
+after all were down; it accounts for the fire times in between, while the others wait for it. The server decides, so a
+killed replica counts as gone at once. How far the fleet had come is one row per lock space, moved on with each sweep.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from tickd.lock import LockSession
+from tickd.stop import Stop
+from tickd.tick import Tick, lock_key
+
+
+POLL = timedelta(milliseconds=50)
+# One key per lock space, in the one-integer key space, apart from graphs and from the migrations' key.
+PRESENCE = 0x7469636B << 32
+
+ALONE = "SELECT pg_try_advisory_lock(%s)"
+TOGETHER = "SELECT pg_try_advisory_lock_shared(%s)"
+NOT_ALONE = "SELECT pg_advisory_unlock(%s)"
+ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
+BEAT = """
+INSERT INTO tickd.spaces (space, alive_at) VALUES (%s, clock_timestamp())
+ON CONFLICT (space) DO UPDATE SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at)
+"""
+REGISTER = """
+INSERT INTO tickd.graphs (space, graph, key, calendar)
+SELECT %s, entry.graph, entry.key, entry.calendar
+FROM unnest(%s::text[], %s::int[], %s::text[]) AS entry (graph, key, calendar)
+ON CONFLICT (space, graph) DO UPDATE SET calendar = EXCLUDED.calendar, fires_since = clock_timestamp()
+WHERE graphs.calendar IS DISTINCT FROM EXCLUDED.calendar
+"""
+FIRES_SINCE = (
+    "SELECT graph, fires_since FROM tickd.graphs WHERE space = %s AND paused_at IS NULL AND graph = ANY(%s)"
+)
+ACCOUNT = """
+INSERT INTO tickd.ticks
+    (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type, finished_at)
+SELECT %s, due.graph, due.fire_time, due.mode, 0, due.thread_id, due.run_id, due.outcome, due.reason,
+       CASE WHEN due.outcome IS NOT NULL THEN clock_timestamp() END
+FROM unnest(%s::text[], %s::timestamptz[], %s::text[], %s::text[], %s::uuid[], %s::text[], %s::text[])
+     AS due (graph, fire_time, mode, thread_id, run_id, outcome, reason)
+ON CONFLICT (space, graph, fire_time) DO NOTHING
+RETURNING graph, fire_time
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The row of one fire time that nobody fired: open (outcome None), or closed at once."""
+
+    tick: Tick
+    thread_id: str
+    run_id: Any
+    outcome: str | None = None
+    reason: str | None = None
+
+
+class Fleet:
+    """The place of this replica among those of its lock space, on a session that lives as long as the replica fires."""
+
+    def __init__(self, session: LockSession) -> None:
+        self.session = session
+        self._space = session.place.space
+        self._key = PRESENCE | (self._space & 0xFFFFFFFF)
+        self._joined = False
+
+    async def arrive(self, stop: Stop) -> bool:
+        """Return True when no other replica fires; until `settle`, no other can begin. False also when stopped."""
+        while not await self._taken(ALONE):
+            if await self._taken(TOGETHER):
+                self._joined = True
+                return False
+            # Another one is just now accounting for what nobody fired.
+            if await stop.wait(POLL):
+                return False
+        return True
+
+    async def join(self, stop: Stop) -> None:
+        """Be one of those that fire, on this session; does nothing where it is one already."""
+        while not self._joined and not await self._taken(TOGETHER):
+            if await stop.wait(POLL):
+                return
+        self._joined = True
+
+    async def settle(self) -> None:
+        """Let the others begin, having been the first."""
+        self._joined = await self._taken(TOGETHER)
+        await self._taken(NOT_ALONE)
+
+    async def alive_at(self) -> datetime | None:
+        """Return how far the fleet had come when it was last seen to fire; None when it never was."""
+        row = await self.session.fetch(ALIVE_AT, [self._space])
+        return row[0].astimezone(UTC) if row else None
+
+    async def register(self, calendars: dict[str, str]) -> None:
+        """Note every graph with its calendar; a new or edited calendar fires from now on, never for the time before."""
+        graphs = list(calendars)
+        keys = [lock_key(graph) for graph in graphs]
+        await self.session.change(
+            REGISTER, (self._space, graphs, keys, [calendars[graph] for graph in graphs])
+        )
+
+    async def fires_since(self, graphs: Iterable[str]) -> dict[str, datetime]:
+        """Return since when each of the graphs fires; paused ones are left out."""
+        rows = await self.session.fetch_all(FIRES_SINCE, (self._space, list(graphs)))
+        return {graph: since.astimezone(UTC) for graph, since in rows}
+
+    async def account(self, rows: list[Account]) -> set[Tick]:
+        """Write the rows that are not there yet and return their ticks."""
+        columns = (
+            [row.tick.graph for row in rows],
+            [row.tick.fire_time for row in rows],
+            # Whatever the graph's mode: what is made up for must not be lost again, so it is claimed.
+            ["claim" if row.outcome is None else "skip" for row in rows],
+            [row.thread_id for row in rows],
+            [row.run_id for row in rows],
+            [row.outcome for row in rows],
+            [row.reason for row in rows],
+        )
+        written = await self.session.fetch_all(ACCOUNT, (self._space, *columns))
+        return {Tick(graph, fire_time.astimezone(UTC)) for graph, fire_time in written}
+
+    async def _taken(self, statement: str) -> bool:
+        return bool((await self.session.fetch(statement, [self._key]))[0])
+
+
+async def beat(connection: AsyncConnection[Any], space: int) -> None:
+    """Move on how far the fleet has come."""
+    await connection.execute(BEAT, [space])
