@@ -141,6 +141,30 @@ class Series:
             fire_time = self.after(fire_time)
 
 
+@dataclass(frozen=True, slots=True)
+class ClockChange:
+    """An instant at which a zone's clocks go forward (skipping wall-clock times) or back (repeating them)."""
+
+    instant: datetime
+    zone: ZoneInfo
+
+    @property
+    def by(self) -> timedelta:
+        """How far forward; negative for back."""
+        return _offset(self.instant, self.zone) - _offset(self.instant - SECOND, self.zone)
+
+    @property
+    def wall_clock_after(self) -> datetime:
+        """What the clock shows from this instant on; without the change it would show `by` less."""
+        return self.instant.astimezone(self.zone).replace(tzinfo=None)
+
+
+def clock_changes(zone: ZoneInfo, after: datetime, until: datetime) -> Iterator[ClockChange]:
+    """Yield the changes of a zone's clocks later than `after` and no later than `until`."""
+    for year in range(after.year, until.year + 1):
+        yield from (ClockChange(each, zone) for each in _changes_of_year(zone, year) if after < each <= until)
+
+
 def _first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
     """Return the first instant at which the wall clock shows a time, or, where it skips it, the end of the gap."""
     local = wall.replace(tzinfo=zone)
@@ -160,7 +184,7 @@ def _offset(instant: datetime, zone: ZoneInfo) -> timedelta:
 def _next_change(instant: datetime, zone: ZoneInfo) -> datetime | None:
     """Return the first instant after this one at which the zone's offset changes; None when none comes in two years."""
     for year in range(instant.year, instant.year + 2):
-        changes = changes_of_year(zone, year)
+        changes = _changes_of_year(zone, year)
         index = bisect.bisect_right(changes, instant)
         if index < len(changes):
             return changes[index]
@@ -168,7 +192,7 @@ def _next_change(instant: datetime, zone: ZoneInfo) -> datetime | None:
 
 
 @lru_cache(maxsize=8192)
-def changes_of_year(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
+def _changes_of_year(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
     """Return the instants of a UTC year at which the zone's offset to UTC changes."""
     changes = []
     low = datetime(year, 1, 1, tzinfo=UTC) - SECOND

@@ -1,240 +1,181 @@
-"""One graph of a schedule: its keys, what each may hold, and what follows from them for a tick.
-
-The keys are a pydantic model whose fields take the texts of the YAML file, each with a validator that says what was
-expected. What is not built yet is refused by name; the tables under "Built" are what a new feature flips.
-"""
+"""One graph of a schedule: its keys, and what follows from them for a tick."""
 
 import hashlib
 import itertools
-import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tickd import template
+from tickd import template, values
 from tickd.calendar import EPOCH, Instants, Interval, Series, WallClock, zone
-from tickd.cron import Cron, parse_cron
+from tickd.cron import Cron
 from tickd.document import Place
-from tickd.duration import duration_text, parse_duration
-from tickd.tick import Tick, instant_text, parse_instant
+from tickd.duration import duration_text
+from tickd.tick import Tick, instant_text
 
-
-# Built: what may be written (True) and what is known but refused by name (False).
-MODE: Final = {"skip": True, "claim": True, "enqueue": False}
-MISSED: Final = {"skip": True, "latest": True, "all": True}
-OVERLAP: Final = {"skip": True, "queue": True, "cancel": True}
-AFTER_INTERRUPT: Final = {"skip": True, "run": True}
-LOCK: Final = {"postgres": True, "redis": False, "etcd": False}
-HOLD: Final = {"dedicated": True, "shared": False}
-DURABILITY: Final = {"sync": True, "async": True, "exit": True}
 
 MILLISECOND: Final = timedelta(milliseconds=1)
 SECOND: Final = timedelta(seconds=1)
+NEVER: Final = timedelta(0)
+SHORTEST_EVERY: Final = 100 * MILLISECOND
 DEFAULT_GRACE: Final = 30 * SECOND
-SHORTEST_EVERY: Final = timedelta(milliseconds=100)
-LONGEST: Final = timedelta(days=36_500)
-FIRST_YEAR: Final = 1970
-LAST_YEAR: Final = 2999
-REFERENCE: Final = re.compile(
-    r"\S.*\.json#\S+"  # a graph of a langgraph.json
-    r"|[^\s:#]+(?:\.[^\s:#]+)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"  # package.module:attr, or a path without spaces
-    r"|\S[^:#]*\.py:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"  # ./a path/file.py:attr
-)
-RESERVED_CONFIGURABLE: Final = frozenset(
-    {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map", "run_id"}
-)
+
+OneOrMore: Final = BeforeValidator(values.one_or_more)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a text was expected, not a list or a mapping")  # noqa: TRY004 - pydantic collects ValueErrors
-    if not value.strip():
-        raise ValueError("is empty")
-    return value
+class Keys(BaseModel):
+    """A mapping of the file: no keys but those named here, and nothing changes afterwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-def _duration(*, least: timedelta) -> PlainValidator:
-    def read(value: Any) -> timedelta:
-        duration = parse_duration(_text(value))
-        if not least <= duration <= LONGEST:
-            raise ValueError(f"{value!r} is too {'short' if duration < least else 'long'}")
-        return duration
+class RunConfig(Keys):
+    """LangGraph's run configuration."""
 
-    return PlainValidator(read)
-
-
-def _whole_number(*, least: int) -> PlainValidator:
-    def read(value: Any) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", _text(value)) or int(value) < least:
-            raise ValueError(f"{value!r} is not a whole number of at least {least}")
-        return int(value)
-
-    return PlainValidator(read)
+    recursion_limit: Annotated[int | None, values.whole_number(least=1)] = Field(
+        None, description="How many super-steps a run may take; LangGraph's own default otherwise."
+    )
+    tags: Annotated[tuple[Annotated[str, values.TEXT], ...], OneOrMore] = Field(
+        (), description="Tags of the run in traces, next to `tickd`."
+    )
+    metadata: Annotated[dict[str, Any], values.METADATA] = Field(
+        {}, description="Metadata of the run, next to tickd's own, which begin with tickd_."
+    )
+    configurable: Annotated[dict[str, Any], values.CONFIGURABLE] = Field(
+        {}, description="What nodes read from config['configurable']; thread_id and run_id are tickd's."
+    )
 
 
-def _choice(known: Mapping[str, bool]) -> PlainValidator:
-    built = ", ".join(each for each, is_built in known.items() if is_built)
+class Retries(Keys):
+    """How often a tick that failed is tried again, and after what wait."""
 
-    def read(value: Any) -> str:
-        if _text(value) not in known:
-            raise ValueError(f"{value!r} is not one of: {built}")
-        if not known[value]:
-            raise ValueError(f"{value!r} is not built yet; what there is: {built}")
-        return str(value)
-
-    return PlainValidator(read)
-
-
-def _flag(value: Any) -> bool:
-    if value not in ("true", "false"):
-        raise ValueError(
-            f"{value!r} is neither true nor false" if isinstance(value, str) else "true or false was expected"
-        )
-    return bool(value == "true")
+    attempts: Annotated[int, values.whole_number(least=1)] = Field(
+        description="Tries in all, the first one included."
+    )
+    backoff: Annotated[timedelta, values.duration(least=NEVER)] = Field(
+        SECOND, description="The wait after the first failure; it doubles with each further one."
+    )
+    max_backoff: Annotated[timedelta, values.duration(least=NEVER)] = Field(
+        300 * SECOND, description="The longest wait."
+    )
+    on: Annotated[tuple[Annotated[str, values.TEXT], ...], OneOrMore] = Field(
+        (), description="Names of the exceptions that are worth another try; all of them if left out."
+    )
 
 
-def _listed(value: Any) -> list[Any]:
-    """Take one text for a list of one."""
-    items = value if isinstance(value, list) else [value]
-    if not items:
-        raise ValueError("the list is empty")
-    return items
+class Keep(Keys):
+    """How long what a graph leaves behind is kept; for ever if left out."""
+
+    threads: Annotated[timedelta | None, values.duration(least=SECOND)] = Field(
+        None, description="How long the checkpoints of a tick's thread are kept after it ended."
+    )
+    ticks: Annotated[timedelta | None, values.duration(least=SECOND)] = Field(
+        None, description="How long the ledger's row of a tick is kept after it ended."
+    )
 
 
-OneOrMore = BeforeValidator(_listed)
-Text = Annotated[str, PlainValidator(_text)]
-
-
-def _cron(value: Any) -> Cron:
-    return parse_cron(_text(value))
-
-
-def _zone(value: Any) -> ZoneInfo:
-    return zone(_text(value))
-
-
-def _instant(value: Any) -> datetime:
-    text = _text(value)
-    instant = parse_instant(text)
-    if not FIRST_YEAR <= instant.year <= LAST_YEAR:
-        raise ValueError(f"{text!r} is out of range")
-    return instant
-
-
-def _reference(value: Any) -> str:
-    text = _text(value).strip()
-    if not REFERENCE.fullmatch(text):
-        raise ValueError(
-            f"{text!r} names no graph: write ./file.py:attribute, package.module:attribute or langgraph.json#name"
-        )
-    return text
-
-
-def _thread(value: Any) -> str:
-    if isinstance(value, dict):
-        raise ValueError("a text was expected: YAML reads {graph} without quotes as a mapping")  # noqa: TRY004 - as above
-    text = _text(value)
-    template.check(text)
-    return text
-
-
-def _input(value: Any) -> Any:
-    if value is None or isinstance(value, dict):
-        return value
-    if isinstance(value, str) and re.fullmatch(r"(?:[^\s:]+):[A-Za-z_]\w*", value):
-        return value
-    raise ValueError("a mapping was expected, or module:function that makes one from the tick")
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("a mapping was expected")  # noqa: TRY004 - pydantic collects ValueErrors
-    return value
-
-
-def _metadata(value: Any) -> dict[str, Any]:
-    own = next((key for key in _mapping(value) if key.startswith("tickd_")), None)
-    if own is not None:
-        raise ValueError(f"{own!r}: names that begin with tickd_ are written by tickd")
-    return _mapping(value)
-
-
-def _configurable(value: Any) -> dict[str, Any]:
-    own = next((key for key in _mapping(value) if key in RESERVED_CONFIGURABLE), None)
-    if own is not None:
-        raise ValueError(
-            f"{own!r} is set by tickd, tick by tick; the key 'thread' says which thread a tick runs on"
-        )
-    return _mapping(value)
+KeptFor = Annotated[timedelta, values.duration(least=SECOND)]
 
 
 def _keep(value: Any) -> Any:
     return {"threads": value, "ticks": value} if isinstance(value, str) else value
 
 
-class Keys(BaseModel):
-    """A mapping of the file: nothing but the keys named here, and nothing changes afterwards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-
-class RunConfig(Keys):
-    """LangGraph's own run configuration."""
-
-    recursion_limit: Annotated[int | None, _whole_number(least=1)] = None
-    tags: Annotated[tuple[Text, ...], OneOrMore] = ()
-    metadata: Annotated[dict[str, Any], PlainValidator(_metadata)] = {}
-    configurable: Annotated[dict[str, Any], PlainValidator(_configurable)] = {}
-
-
-class Retries(Keys):
-    """How often a failed tick is tried again, and after what wait."""
-
-    attempts: Annotated[int, _whole_number(least=1)]
-    backoff: Annotated[timedelta, _duration(least=timedelta(0))] = timedelta(seconds=1)
-    max_backoff: Annotated[timedelta, _duration(least=timedelta(0))] = timedelta(minutes=5)
-    on: Annotated[tuple[Text, ...], OneOrMore] = ()
-
-
-class Keep(Keys):
-    """How long the threads and the ticks of a graph are kept; None is for ever."""
-
-    threads: Annotated[timedelta | None, _duration(least=SECOND)] = None
-    ticks: Annotated[timedelta | None, _duration(least=SECOND)] = None
-
-
 class GraphKeys(Keys):
-    """The keys that a graph may have in the file."""
+    """The keys that a graph may have in the file, and that `defaults` may have for all of them."""
 
-    graph: Annotated[str, PlainValidator(_reference)] = ""
-    cron: Annotated[tuple[Annotated[Cron, PlainValidator(_cron)], ...], OneOrMore] = ()
-    every: Annotated[timedelta | None, _duration(least=SHORTEST_EVERY)] = None
-    anchor: Annotated[datetime, PlainValidator(_instant)] = EPOCH
-    at: Annotated[tuple[Annotated[datetime, PlainValidator(_instant)], ...], OneOrMore] = ()
-    timezone: Annotated[ZoneInfo, PlainValidator(_zone)] = zone("UTC")
-    jitter: Annotated[timedelta, _duration(least=timedelta(0))] = timedelta(0)
-    enabled: Annotated[bool, PlainValidator(_flag)] = True
-    input: Annotated[Any, PlainValidator(_input)] = None
-    context: Annotated[dict[str, Any] | None, PlainValidator(_mapping)] = None
-    config: RunConfig = RunConfig()
-    thread: Annotated[str, PlainValidator(_thread)] = "per_tick"
-    durability: Annotated[Literal["sync", "async", "exit"] | None, _choice(DURABILITY)] = None
-    timeout: Annotated[timedelta | None, _duration(least=MILLISECOND)] = None
-    grace: Annotated[timedelta, _duration(least=MILLISECOND)] = DEFAULT_GRACE
-    retries: Retries | None = None
-    mode: Annotated[Literal["skip", "claim", "enqueue"], _choice(MODE)] = "skip"
-    missed: Annotated[Literal["skip", "latest", "all"], _choice(MISSED)] = "skip"
-    catch_up: Annotated[timedelta, _duration(least=SECOND)] = timedelta(hours=1)
-    max_backlog: Annotated[int, _whole_number(least=1)] = 1000
-    overlap: Annotated[Literal["skip", "queue", "cancel"], _choice(OVERLAP)] = "skip"
-    after_interrupt: Annotated[Literal["skip", "run"], _choice(AFTER_INTERRUPT)] = "skip"
-    lock: Annotated[Literal["postgres", "redis", "etcd"], _choice(LOCK)] = "postgres"
-    hold: Annotated[Literal["dedicated", "shared"], _choice(HOLD)] = "dedicated"
-    keep: Annotated[Keep, BeforeValidator(_keep)] = Keep()
+    graph: Annotated[str, values.GRAPH] = Field(
+        "",
+        description="The graph: ./file.py:attribute (relative to this file), package.module:attribute, or langgraph.json#name.",
+    )
+    cron: Annotated[tuple[Annotated[Cron, values.CRON], ...], OneOrMore] = Field(
+        (),
+        description='When it fires, as in crontab(5): "minute hour day-of-month month day-of-week", or six fields with '
+        "seconds first, or @hourly, @daily, @weekly, @monthly, @yearly. One, or a list. Quote it.",
+    )
+    every: Annotated[timedelta | None, values.duration(least=SHORTEST_EVERY)] = Field(
+        None, description="It fires every so much elapsed time (30s, 10m, 2h, 1d), counted from `anchor`."
+    )
+    anchor: Annotated[datetime, values.INSTANT] = Field(
+        EPOCH,
+        description="The instant from which `every` counts, in both directions; 1970-01-01T00:00:00Z if left out.",
+    )
+    at: Annotated[tuple[Annotated[datetime, values.INSTANT], ...], OneOrMore] = Field(
+        (),
+        description="It fires at these instants, each with its offset: 2026-05-04T10:00:00Z. One, or a list.",
+    )
+    timezone: Annotated[ZoneInfo, values.ZONE] = Field(
+        zone("UTC"),
+        description="The IANA time zone in which `cron` is read: Europe/Oslo. UTC if left out, never the host's.",
+    )
+    jitter: Annotated[timedelta, values.duration(least=NEVER)] = Field(
+        NEVER,
+        description="Spreads the starts: each tick starts up to this much later, the same on every replica.",
+    )
+    enabled: Annotated[bool, values.FLAG] = Field(default=True, description="false: it does not fire.")
+    input: Annotated[Any, values.INPUT] = Field(
+        None,
+        description="The input of each run: a mapping, whose texts may name {graph}, {fire_time}, {fire_date}, {local_time}, "
+        "{local_date}, or package.module:function that makes it from the tick.",
+    )
+    context: Annotated[dict[str, Any] | None, values.MAPPING] = Field(
+        None, description="The context of each run."
+    )
+    config: RunConfig = Field(RunConfig(), description="LangGraph's run configuration.")
+    thread: Annotated[str, values.THREAD] = Field(
+        "per_tick",
+        description="The thread of a run: per_tick (a thread for each tick), per_graph (one for all ticks, which piles up "
+        "state), or a text with {graph}, {fire_time} and the like.",
+    )
+    durability: Annotated[Literal["sync", "async", "exit"] | None, values.choice(values.DURABILITY)] = Field(
+        None, description="When LangGraph writes checkpoints: sync, async or exit."
+    )
+    timeout: Annotated[timedelta | None, values.duration(least=MILLISECOND)] = Field(
+        None, description="A run that takes longer is stopped."
+    )
+    grace: Annotated[timedelta, values.duration(least=MILLISECOND)] = Field(
+        DEFAULT_GRACE,
+        description="How late a tick may start; after that it is missed. 30s if left out, or the period of a graph that fires "
+        "more often.",
+    )
+    retries: Retries | None = Field(None, description="Another try for ticks that failed.")
+    mode: Annotated[Literal["skip", "claim", "enqueue"], values.choice(values.MODE)] = Field(
+        "skip",
+        description="What becomes of a tick that could not run: skip lets it go, with a line in the log; claim keeps it as a "
+        "row until some replica has run it.",
+    )
+    missed: Annotated[Literal["skip", "latest", "all"], values.choice(values.MISSED)] = Field(
+        "skip",
+        description="What is done with ticks that no replica fired: skip lets them go, latest runs the last one, all runs all, "
+        "within catch_up.",
+    )
+    catch_up: Annotated[timedelta, values.duration(least=SECOND)] = Field(
+        timedelta(hours=1), description="How far back missed ticks are looked for; 1h if left out."
+    )
+    max_backlog: Annotated[int, values.whole_number(least=1)] = Field(
+        1000, description="How many ticks may wait at most; 1000 if left out."
+    )
+    overlap: Annotated[Literal["skip", "queue", "cancel"], values.choice(values.OVERLAP)] = Field(
+        "skip",
+        description="What a tick does when the one before still runs: skip, queue (in claim mode, and its default), or cancel: "
+        "drain the running one.",
+    )
+    after_interrupt: Annotated[Literal["skip", "run"], values.choice(values.AFTER_INTERRUPT)] = Field(
+        "skip", description="Whether later ticks skip or run while a per_graph thread waits on interrupt()."
+    )
+    lock: Annotated[Literal["postgres", "redis", "etcd"], values.choice(values.LOCK)] = Field(
+        "postgres", description="Where the graph's lock lives."
+    )
+    hold: Annotated[Literal["dedicated", "shared"], values.choice(values.HOLD)] = Field(
+        "dedicated", description="Whether the lock has a session of its own."
+    )
+    keep: Annotated[Keep, BeforeValidator(_keep, json_schema_input_type=KeptFor | Keep)] = Field(
+        Keep(),
+        description="How long threads and ticks are kept: a duration for both, or {threads: 7d, ticks: 30d}.",
+    )
 
 
 def default_grace(keys: GraphKeys) -> timedelta:
@@ -247,7 +188,7 @@ def default_grace(keys: GraphKeys) -> timedelta:
 
 
 class Entry(GraphKeys):
-    """A graph of the schedule, under its name; `place` is where the file says what graph it is."""
+    """A graph of the schedule under its name; `place` is where the file says what graph it is."""
 
     name: str
     place: Place
@@ -281,13 +222,15 @@ class Entry(GraphKeys):
         return self.thread.format_map(template.values(tick, self.timezone))
 
     def input_for(self, tick: Tick) -> Any:
-        """Return the input of a tick, its templates filled; `module:function` comes back as it is."""
+        """Return the input of a tick, fresh, its templates filled; `module:function` comes back as it is."""
         if isinstance(self.input, str):
             return self.input
         return template.fill(self.input, template.values(tick, self.timezone))
 
     def start_delay(self, tick: Tick) -> timedelta:
         """Return by how much the start of a tick is put off: the same on every replica, less than the gap to the next."""
+        if not self.jitter:
+            return NEVER
         following = self.series.after(tick.fire_time)
         room = self.jitter if following is None else min(self.jitter, following - tick.fire_time)
         part = int.from_bytes(hashlib.sha256(str(tick).encode()).digest()[:8])

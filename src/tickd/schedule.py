@@ -49,14 +49,6 @@ SOME_INSTANT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 Pairs = Mapping[str, tuple[Place, Node]]
 
 
-class ScheduleError(Unusable):
-    """The schedule cannot be used; its text is one line per fault, in the order of the file."""
-
-    def __init__(self, faults: tuple[Fault, ...]) -> None:
-        super().__init__("\n".join(str(fault) for fault in faults))
-        self.faults = faults
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The graphs of a file, by name, and what in it is allowed but doubtful."""
@@ -71,6 +63,18 @@ class Schedule:
         return Fault(self.path, place.line, place.column, f"graph {graph!r}: {message}")
 
 
+class ScheduleError(Unusable):
+    """The schedule cannot be used; its text is one line per fault, in the order of the file.
+
+    `readable` is what could be read all the same, for whoever wants to find more faults in it, and for nothing else.
+    """
+
+    def __init__(self, faults: tuple[Fault, ...], readable: Schedule) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+        self.readable = readable
+
+
 def parse(text: str, *, path: str, environment: Mapping[str, str]) -> Schedule:
     """Return the schedule that a text holds; ScheduleError with all of its faults when it has any."""
     faults = Faults(path)
@@ -80,9 +84,10 @@ def parse(text: str, *, path: str, environment: Mapping[str, str]) -> Schedule:
         reader.top(root)
     elif not len(faults):
         faults.add(Place(1, 1), "the file is empty: it needs at least 'graphs:' with one graph")
+    schedule = Schedule(path, reader.entries, reader.warnings.in_order())
     if len(faults):
-        raise ScheduleError(faults.in_order())
-    return Schedule(path, reader.entries, reader.warnings.in_order())
+        raise ScheduleError(faults.in_order(), schedule)
+    return schedule
 
 
 @dataclass
@@ -143,21 +148,25 @@ class _Reader:
             self._triggers(tree, of=of)
             keys = self._keys(tree, of=of)
             reference = tree.pairs["graph"][1] if "graph" in tree.pairs else tree
-            values = dict(keys)
-            if "grace" not in keys.model_fields_set:
-                values["grace"] = default_grace(keys)
-            if keys.mode == "claim":
-                # Work that must not be lost waits for its turn, and every finished node is on disk before the next.
-                values["overlap"] = keys.overlap if "overlap" in keys.model_fields_set else "queue"
-                values["durability"] = keys.durability or "sync"
-            elif keys.overlap == "queue":
-                message = (
-                    "'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"
-                )
-                self.faults.add(tree.pairs["overlap"][1].place, message, of=f"{of}overlap: ")
-            entry = Entry.model_construct(keys.model_fields_set, **values, name=name, place=reference.place)
+            entry = Entry.model_construct(
+                keys.model_fields_set, **self._settled(keys, tree, of=of), name=name, place=reference.place
+            )
             self.entries[name] = entry
             self._fire_times(entry, tree, of=of)
+
+    def _settled(self, keys: GraphKeys, tree: Tree, *, of: str) -> dict[str, Any]:
+        """Return the keys with the defaults that hang on other keys."""
+        values = dict(keys)
+        if "grace" not in keys.model_fields_set:
+            values["grace"] = default_grace(keys)
+        if keys.mode == "claim":
+            # Work that must not be lost waits for its turn, and every finished node is on disk before the next.
+            values["overlap"] = keys.overlap if "overlap" in keys.model_fields_set else "queue"
+            values["durability"] = keys.durability or "sync"
+        elif keys.overlap == "queue":
+            message = "'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"
+            self.faults.add(tree.pairs["overlap"][1].place, message, of=f"{of}overlap: ")
+        return values
 
     def _triggers(self, tree: Tree, *, of: str) -> None:
         """Check what no key can know by itself: that there is a graph, and one way to say when."""

@@ -3,12 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tickd.document import Fault, Place
 from tickd.errors import Unusable
-from tickd.schedule import Schedule, ScheduleError, parse
-
-
-LARGEST = 64 * 1024 * 1024
+from tickd.schedule import Fault, Schedule, ScheduleError, parse
 
 
 def read(path: str | Path, environment: Mapping[str, str]) -> Schedule:
@@ -26,10 +22,7 @@ def read(path: str | Path, environment: Mapping[str, str]) -> Schedule:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        place = Place(line, column)
-        raise ScheduleError(
-            (Fault(str(path), place.line, place.column, "this is not UTF-8: save the file as UTF-8"),)
-        ) from None
+        line, column = data.count(b"\n", 0, error.start) + 1, error.start - data.rfind(b"\n", 0, error.start)
+        fault = Fault(str(path), line, column, "this is not UTF-8: save the file as UTF-8")
+        raise ScheduleError((fault,), Schedule(str(path), {})) from None
     return parse(text, path=str(path), environment=environment)

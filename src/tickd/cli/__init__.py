@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tickd.cli import dev, replica
+from tickd.cli import dev, replica, schedule
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 
 replica.register(app)
 dev.register(app)
+schedule.register(app)
 
 
 def main() -> None:
