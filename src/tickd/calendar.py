@@ -76,22 +76,19 @@ class WallClock:
         return None
 
     def _real_after(self, instant: datetime) -> datetime | None:
-        # Between two changes of the clock, wall clock and instant differ by a constant: search span by span.
-        span, last = instant, instant + HORIZON
-        while span < last:
-            offset = _offset(span, self.zone)
-            change = _next_change(span, self.zone)
-            wall = self.cron.next_wall_clock((span + offset).replace(tzinfo=None))
-            if wall is None:
+        # Between two changes of the clocks, wall clock and instant differ by a constant: search span by span.
+        span, offset = instant, _offset(instant, self.zone)
+        wall = (span + offset).replace(tzinfo=None)
+        while span < instant + HORIZON:
+            found = self.cron.next_wall_clock(wall)
+            if found is None:
                 return None
-            fire_time = wall.replace(tzinfo=UTC) - offset
-            if change is None or fire_time < change:
+            fire_time = found.replace(tzinfo=UTC) - offset
+            change = _first_change(self.zone, after=span, until=fire_time)
+            if change is None:
                 return fire_time
-            at_change = change + _offset(change, self.zone)
-            wall = self.cron.next_wall_clock((at_change - SECOND).replace(tzinfo=None))
-            if wall is not None and wall == at_change.replace(tzinfo=None):
-                return change
-            span = change
+            span, offset = change, _offset(change, self.zone)
+            wall = (change + offset).replace(tzinfo=None) - SECOND  # the change itself may be a fire time
         return None
 
 
@@ -165,30 +162,23 @@ def clock_changes(zone: ZoneInfo, after: datetime, until: datetime) -> Iterator[
         yield from (ClockChange(each, zone) for each in _changes_of_year(zone, year) if after < each <= until)
 
 
+def _first_change(zone: ZoneInfo, *, after: datetime, until: datetime) -> datetime | None:
+    return next((change.instant for change in clock_changes(zone, after, until)), None)
+
+
 def _first_instant(wall: datetime, zone: ZoneInfo) -> datetime:
     """Return the first instant at which the wall clock shows a time, or, where it skips it, the end of the gap."""
-    local = wall.replace(tzinfo=zone)
-    instant = local.astimezone(UTC)
+    instant = wall.replace(tzinfo=zone).astimezone(UTC)
     if instant.astimezone(zone).replace(tzinfo=None) == wall:
         return instant
-    # In a gap, fold=0 reads the clock of before, which lands after the gap by as much as the time lies inside it.
-    change = _next_change(instant - DAY, zone)
-    return instant if change is None else min(change, instant)
+    # In a gap, fold=0 reads the clock of before, which lands after the gap by as much as the time lies inside it;
+    # the longest gap skipped a whole day.
+    return _first_change(zone, after=instant - DAY, until=instant) or instant
 
 
 def _offset(instant: datetime, zone: ZoneInfo) -> timedelta:
     offset = instant.astimezone(zone).utcoffset()
     return offset if offset is not None else timedelta(0)
-
-
-def _next_change(instant: datetime, zone: ZoneInfo) -> datetime | None:
-    """Return the first instant after this one at which the zone's offset changes; None when none comes in two years."""
-    for year in range(instant.year, instant.year + 2):
-        changes = _changes_of_year(zone, year)
-        index = bisect.bisect_right(changes, instant)
-        if index < len(changes):
-            return changes[index]
-    return None
 
 
 @lru_cache(maxsize=8192)

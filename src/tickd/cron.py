@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from cronsim import CronSim, CronSimError
@@ -116,6 +117,7 @@ class Cron:
             )
 
 
+@lru_cache(maxsize=1024)
 def parse_cron(text: str) -> Cron:
     """Return the expression that a text holds; ValueError says which field is wrong, and what would be right."""
     written = text.strip()

@@ -287,7 +287,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> tuple[Place, str]:
 
 
 # A value that starts with a character that YAML keeps for itself, behind any dashes, a key and an opening bracket.
-UNQUOTED = re.compile(r"""(\s*(?:-\s+|[^\s:#"']+:\s+)*(?:[\[{]\s*)?)([*@%`])""")
+UNQUOTED = re.compile(r"""(\s*(?:-\s+|[^\s:#"']+:\s+)*(?:[\[{]\s*)?)([*@`]|%(?=.)(?<!^%))""")
 TAGS = "YAML tags (!...) are not used in a schedule: remove the tag, or quote a text that starts with !"
 SYNTAX = (
     (r"cannot start any token", "this character cannot start a value: quote the value; indent with spaces, not tabs"),

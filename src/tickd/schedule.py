@@ -164,7 +164,9 @@ class _Reader:
             values["overlap"] = keys.overlap if "overlap" in keys.model_fields_set else "queue"
             values["durability"] = keys.durability or "sync"
         elif keys.overlap == "queue":
-            message = "'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"
+            message = (
+                "'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"
+            )
             self.faults.add(tree.pairs["overlap"][1].place, message, of=f"{of}overlap: ")
         return values
 
