@@ -84,7 +84,8 @@ WITH ready AS MATERIALIZED (
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
     SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM claimed
-    ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
+    ON CONFLICT (thread_id) DO UPDATE
+    SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
 SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.failures
 FROM try LEFT JOIN claimed ON true

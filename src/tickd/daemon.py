@@ -173,6 +173,7 @@ class Daemon:
                 work_off=work_off,
                 displace=runner.displace,
                 fleet=fleet,
+                entries=self._entries.values(),
                 stop=self._stop,
                 log=self._log,
             )

@@ -65,7 +65,8 @@ WITH known AS MATERIALIZED (
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
     SELECT %(thread_id)s::text, %(space)s::int, %(graph)s::text, token FROM admitted
-    ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
+    ON CONFLICT (thread_id) DO UPDATE
+    SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
 SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
        waiting.replica, waiting.admitted_at
@@ -94,7 +95,8 @@ WITH waiting AS MATERIALIZED (
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
     SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM resumed
-    ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
+    ON CONFLICT (thread_id) DO UPDATE
+    SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
 SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id
 FROM try LEFT JOIN resumed ON true

@@ -7,7 +7,7 @@ is late finds its ticks later, and a replica that hears nothing sweeps (I7).
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,10 +16,12 @@ from psycopg_pool import AsyncConnectionPool
 from tickd import claim, fleet, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
+from tickd.entry import Entry
 from tickd.fleet import Fleet
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.policy import backoff
+from tickd.retention import remove_old
 from tickd.runner import Unreachable
 from tickd.runs import GraphThread
 from tickd.stop import Stop
@@ -32,6 +34,7 @@ SWEEP_EVERY = timedelta(seconds=2)
 # A claim whose holder was killed is found by this; a sweep costs some tenths of a millisecond.
 SWEEP_CLAIMS_EVERY = timedelta(milliseconds=400)
 LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
+RETAIN_EVERY = timedelta(seconds=60)
 LEAST_JUMP = timedelta(seconds=1)
 LISTEN_AGAIN = timedelta(seconds=30)
 LOOK_AT_LOOP_EVERY = timedelta(milliseconds=250)
@@ -56,6 +59,7 @@ class Upkeep:
         work_off: Callable[[str], None],
         displace: Callable[[str], None],
         fleet: Fleet,
+        entries: Iterable[Entry],
         stop: Stop,
         log: Log,
     ) -> None:
@@ -69,6 +73,7 @@ class Upkeep:
         self._work_off = work_off
         self._displace = displace
         self._fleet = fleet
+        self._entries = entries
         self._stop = stop
         self._log = log
         self._skewed = False
@@ -82,6 +87,7 @@ class Upkeep:
             self.watch_graph_loop,
             self.sweep,
             self.listen,
+            self.retain,
         )
         for work in works:
             group.create_task(work(), name=f"upkeep: {work.__name__}")
@@ -185,6 +191,30 @@ class Upkeep:
                 pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
                 await self._stop.wait(pause)
             present = None
+
+    async def retain(self) -> None:
+        """Remove threads and ticks that are older than their graph's `keep`, batch by batch."""
+        kept = [
+            entry for entry in self._entries if entry.keep.threads is not None or entry.keep.ticks is not None
+        ]
+        while kept and not await self._stop.wait(
+            backoff(1, first=RETAIN_EVERY, longest=RETAIN_EVERY, seed=self._place.replica)
+        ):
+            for entry in kept:
+                try:
+                    await self._remove_old(entry)
+                except Unreachable:
+                    break
+
+    async def _remove_old(self, entry: Entry) -> None:
+        threads = ticks = 0
+        more = True
+        while more and not self._stop.requested:
+            async with self._pool.connection() as connection:
+                removed = await remove_old(connection, self._place.space, entry)
+            threads, ticks, more = threads + removed.threads, ticks + removed.ticks, removed.more
+        if threads or ticks:
+            self._log.info("retention.swept", graph=entry.name, threads=threads, ticks=ticks)
 
     async def _hear(self, notifies: Callable[..., Any]) -> None:
         async def hear() -> None:

@@ -58,5 +58,9 @@ CREATE TABLE tickd.threads (
     thread_id text PRIMARY KEY,
     space     integer NOT NULL,
     graph     text NOT NULL,
-    token     bigint NOT NULL
+    token     bigint NOT NULL,
+    held_at   timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+CREATE INDEX threads_by_age ON tickd.threads (space, graph, held_at);
+CREATE INDEX ticks_by_thread ON tickd.ticks (thread_id) WHERE outcome IS NULL OR outcome IN ('handed_off', 'interrupted');
