@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tickd.cli import dev, replica, schedule
+from tickd.cli import dev, operate, replica, schedule
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 replica.register(app)
 dev.register(app)
 schedule.register(app)
+operate.register(app)
 
 
 def main() -> None:
