@@ -1,6 +1,7 @@
 """What commands print: one JSON object a line for programs, tables for people."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,13 +26,17 @@ def print_json(facts: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print the columns of the rows for people; the outcome has the colour of its log line."""
+    """Print the columns of the rows for people: instants to the second, and the outcome's colour of the log."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
+        table.add_column(column.replace("_", " "), no_wrap=True)
     for row in rows:
         style = STYLES.get(str(row.get("outcome") or row.get("state")), "")
-        table.add_row(
-            *("" if row.get(column) is None else str(row[column]) for column in columns), style=style
-        )
+        table.add_row(*(_short(row.get(column)) for column in columns), style=style)
     Console().print(table)
+
+
+def _short(value: Any) -> str:
+    """Return the value as a cell: an instant as `2026-05-04 10:00:00`, in UTC as everywhere."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z", str(value))
+    return "" if value is None else f"{match[1]} {match[2]}" if match else str(value)
