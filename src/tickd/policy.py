@@ -144,7 +144,9 @@ def retry_pause(
 
 def backoff(attempt: int, *, first: timedelta, longest: timedelta, seed: str) -> timedelta:
     """Return the pause after the given failed attempt (from 1): doubling, with up to a half taken off by the seed."""
-    full: timedelta = min(longest, first * 2 ** min(attempt - 1, 30))
+    doubled = 2 ** min(attempt - 1, 30)
+    # Not min(longest, first * doubled): the product may be more than a timedelta holds.
+    full: timedelta = first * doubled if first < longest / doubled else longest
     return full * (1 - _digest(seed, str(attempt)) / 2**65)
 
 
