@@ -37,7 +37,7 @@ class Dsn:
     parameters: Mapping[str, str]
     password: str | None = field(default=None, repr=False)
     password_file: Path | None = None
-    password_command: str | None = None
+    password_command: tuple[str, ...] | None = None
 
     def describe(self) -> str:
         """Return `user@host:port/name`, for people."""
@@ -75,10 +75,10 @@ class Dsn:
         return self.password
 
 
-async def _output_of(command: str) -> str:
+async def _output_of(command: tuple[str, ...]) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
         )
     except OSError as error:
         raise psycopg.OperationalError(f"the password command cannot be started: {error.strerror}") from None
@@ -95,7 +95,10 @@ async def _output_of(command: str) -> str:
             await process.wait()
     if process.returncode != 0:
         raise psycopg.OperationalError(f"the password command ended with exit code {process.returncode}")
-    return output.decode().rstrip("\r\n")
+    try:
+        return output.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise psycopg.OperationalError("the password command printed something that is not UTF-8") from None
 
 
 def parse_dsn(
@@ -126,27 +129,47 @@ def parse_dsn(
         parameters={key: str(value) for key, value in parameters.items()},
         password=password if password is not None else (str(in_url) if in_url is not None else None),
         password_file=password_file,
-        password_command=password_command,
+        password_command=None if password_command is None else _words(password_command),
     )
 
 
 def _refuse_unreadable(url: str, setting: str) -> None:
     """Refuse what libpq would misread in silence or refuse in words that quote the password."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
+    parts = re.fullmatch(r"([A-Za-z][\w+.-]*)://([^/?]*)([^?]*)(.*)", url, re.DOTALL)
+    if parts is None:
         return
+    scheme, authority, path, query = parts.groups()
     if scheme not in ("postgresql", "postgres"):
         known = re.fullmatch(r"(postgres(?:ql)?)\+\w+", scheme)
         hint = f"drop {scheme[len(known[1]) :]!r}" if known else "it has to begin with postgresql://"
         raise Unusable(f"{setting} has a scheme that Postgres does not know: {hint}")
-    authority, _, query = re.match(r"([^/?]*)([^?]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
-    if authority.count("@") > 1 or ("@" not in authority and "@" in rest.partition("?")[0]):
-        # With p@ss in the password, libpq takes a part of it for the host name, and shows it when it looks it up.
-        raise Unusable(f"{setting} has an unencoded @, / or ? in its password: {HINT}")
-    if re.search(r"%(?![0-9A-Fa-f]{2})", rest) or re.search(r"\s", rest):
+    if authority.count("@") > 1 or "@" in path:
+        # libpq would take a part of p@ss for the host name, or of p@s/s for the database's, and both are shown.
+        raise Unusable(f"{setting} has an unencoded @ or / in its password: {HINT}")
+    if re.search(r"%(?![0-9A-Fa-f]{2})|\s", authority + path + query):
         raise Unusable(f"{setting} has an unencoded % or space: {HINT}")
-    for pair in filter(None, query.lstrip("?").split("&")):
+    _refuse_unknown_parameters(query, setting)
+
+
+def _refuse_unknown_parameters(query: str, setting: str) -> None:
+    for pair in filter(None, query.removeprefix("?").split("&")):
         name = unquote(pair.partition("=")[0])
-        if name not in KEYWORDS and name != "ssl":
-            shown = name if re.fullmatch(r"\w{1,40}", name) else "one of them"
-            raise Unusable(f"{setting} has a parameter that Postgres does not know: {shown}")
+        if name in KEYWORDS or name == "ssl":
+            continue
+        if "@" in query:
+            # The ? may stand in a password that is not encoded, and then the names are parts of it.
+            raise Unusable(f"{setting} has an unencoded ? or @: {HINT}")
+        shown = name if re.fullmatch(r"\w{1,40}", name) else "one of them"
+        raise Unusable(f"{setting} has a parameter that Postgres does not know: {shown}")
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError:
+        words = ()
+    if not words:
+        raise Unusable(
+            "TICKD_DATABASE_PASSWORD_COMMAND is not a command: it is empty, or a quotation mark has no second one"
+        )
+    return words
