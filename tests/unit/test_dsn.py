@@ -104,6 +104,7 @@ def test_whatever_the_password_is_nothing_of_it_is_shown(password: str):
         ("postgres+psycopg://tickd:Zq8x@db/tickd", "drop '+psycopg'"),
         ("mysql://tickd:Zq8x@db/tickd", "it has to begin with postgresql://"),
         ("postgresql://tickd:Zq8x@db/tickd?foo=bar", "a parameter that Postgres does not know: foo"),
+        ("postgresql://tickd:Zq8x%ZZ@db/tickd", "an unencoded % or space"),
         ("postgresql://tickd:Zq8x@db/tickd?f o=bar", "an unencoded % or space"),
         (
             "postgresql://tickd:Zq8x@db/tickd?f%20o=bar",

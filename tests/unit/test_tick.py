@@ -79,6 +79,16 @@ def test_a_written_instant_is_read_back(instant: datetime):
 
 
 @pytest.mark.parametrize(
+    "text", ["2026-05-04T12:00:00+02:00", "2026-05-04 10:00Z", " 2026-05-04T10:00:00.000Z "]
+)
+def test_an_instant_is_read_into_utc(text: str):
+    """Comparing and grouping by wall time goes wrong in any other zone."""
+    read = parse_instant(text)
+
+    assert (read, read.tzinfo) == (TEN, UTC)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "2026-05-04T10:00:00",
