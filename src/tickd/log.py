@@ -10,8 +10,9 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
@@ -50,6 +51,11 @@ EVENTS = TERMINAL_EVENTS | {
 }
 LONGEST_TEXT = 20_000
 DEEPEST = 6
+# In bits. Python refuses to write an integer of more than 4300 digits, or of fewer where it is told so.
+WIDEST_INTEGER = 2000
+# Fields in which nothing stands that came from outside. A password may be a part of one of their words, and a reader
+# who looks for `tick.ran` would not find `***.ran`.
+OWN_WORDS = frozenset({"timestamp", "level", "event", "replica", "graph", "fire_time", "reason"})
 
 Log = structlog.typing.FilteringBoundLogger
 
@@ -70,27 +76,27 @@ def configure_stream(
     stream: TextIO, *, replica: str, as_console: bool, level: str, secrets: Collection[str] = ()
 ) -> Log:
     """Log to the given stream; `configure` without taking over stdout."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        _stamp(replica),
-        _exception_field,
-    ]
-    structlog.configure(
-        processors=[*shared, _plain(secrets), _console(stream) if as_console else _json],
+    # Not structlog's global configuration: a graph may log with structlog too, and configure it as it likes.
+    log: Log = structlog.wrap_logger(
+        structlog.WriteLogger(stream),
+        processors=[
+            structlog.processors.add_log_level,
+            _stamp(replica),
+            _exception_field,
+            _plain(secrets),
+            _console(stream) if as_console else _json,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=False,
+        context_class=dict,
+        cache_logger_on_first_use=True,
     )
-    handler = _LibraryHandler(structlog.get_logger())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [_LibraryHandler(log)]
     root.setLevel(logging.WARNING)
     # APScheduler reports our one timer entry as if it were news, and its errors as tracebacks of its own.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     logging.captureWarnings(capture=True)
-    sys.excepthook = _log_uncaught
-    log: Log = structlog.get_logger()
+    sys.excepthook = partial(_log_uncaught, log)
     return log
 
 
@@ -129,9 +135,11 @@ def _traceback_text(raised: BaseException) -> str:
 
 
 def _plain(secrets: Collection[str]) -> structlog.typing.Processor:
+    # The longest first, because one may begin like another.
+    ordered = tuple(sorted(secrets, key=len, reverse=True))
+
     def make_plain(_: Any, __: str, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        made = plain(line)
-        return _redacted(made, secrets) if secrets else made  # type: ignore[no-any-return]  # a mapping stays one
+        return {key: plain(value, secrets=() if key in OWN_WORDS else ordered) for key, value in line.items()}
 
     return make_plain
 
@@ -151,33 +159,31 @@ def _console(stream: TextIO) -> structlog.typing.Processor:
     return render
 
 
-def _redacted(value: Any, secrets: Collection[str]) -> Any:
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, "***")
-        return value
-    if isinstance(value, dict):
-        return {key: _redacted(item, secrets) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_redacted(item, secrets) for item in value]
-    return value
-
-
-def plain(value: Any, depth: int = 0) -> Any:  # noqa: PLR0911  # one return per JSON type
+def plain(value: Any, *, secrets: Sequence[str] = (), depth: int = 0) -> Any:
     """Return the value as something JSON has: NaN, objects, odd keys and deep or endless structures become text."""
-    if value is None or isinstance(value, bool | int):
+    try:
+        return _plain_value(value, secrets, depth)
+    except Exception as error:  # noqa: BLE001  # a mapping that cannot be read, an instant outside the calendar
+        return f"<{type(value).__name__} that raised {type(error).__name__}>"
+
+
+def _plain_value(value: Any, secrets: Sequence[str], depth: int) -> Any:  # noqa: PLR0911  # one return per JSON type
+    if value is None or (isinstance(value, int) and int.bit_length(value) <= WIDEST_INTEGER):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
     if isinstance(value, str):
-        return _short(value)
+        return _clean(value, secrets)
     if isinstance(value, datetime) and value.tzinfo is not None:
         return instant_text(value)
     if depth < DEEPEST and isinstance(value, Mapping):
-        return {text_of(key): plain(item, depth + 1) for key, item in value.items()}
+        return {
+            _clean(text_of(key), secrets): plain(item, secrets=secrets, depth=depth + 1)
+            for key, item in value.items()
+        }
     if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
-        return [plain(item, depth + 1) for item in value]
-    return _short(text_of(value))
+        return [plain(item, secrets=secrets, depth=depth + 1) for item in value]
+    return _clean(text_of(value), secrets)
 
 
 def text_of(value: Any) -> str:
@@ -188,8 +194,12 @@ def text_of(value: Any) -> str:
         return f"<{type(value).__name__} whose text raised {type(error).__name__}>"
 
 
-def _short(text: str) -> str:
-    text = str(text).encode("utf-8", "backslashreplace").decode()
+def _clean(text: str, secrets: Sequence[str]) -> str:
+    """Return the text in valid UTF-8, without the secrets, and not too long: in this order, or half a secret stays."""
+    # The class's own method, because a subclass may have an `encode` that raises.
+    text = str.encode(text, "utf-8", "backslashreplace").decode()
+    for secret in secrets:
+        text = text.replace(secret, "***")
     return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + f"… ({len(text)} characters)"
 
 
@@ -204,15 +214,15 @@ class _LibraryHandler(logging.Handler):
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001  # a wrong %-format of a library must not raise from here
-            message = f"{record.msg} (with arguments that do not fit)"
+            message = f"{text_of(record.msg)} (with arguments that do not fit)"
         raised = record.exc_info[1] if record.exc_info else None
         level = "error" if record.levelno >= logging.ERROR else "warning"
         getattr(self._log, level)("library.message", logger=record.name, message=message, exc_info=raised)
 
 
-def _log_uncaught(kind: type[BaseException], raised: BaseException, _: TracebackType | None) -> None:
+def _log_uncaught(
+    log: Log, kind: type[BaseException], raised: BaseException, _: TracebackType | None
+) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
-    structlog.get_logger().error(
-        "daemon.failed", error_type=kind.__name__, error=text_of(raised), exc_info=raised
-    )
+    log.error("daemon.failed", error_type=kind.__name__, error=text_of(raised), exc_info=raised)
