@@ -9,7 +9,7 @@ import asyncio
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -30,14 +30,21 @@ HINT = (
 COMMAND_SECONDS = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Dsn:
-    """A database to connect to: libpq parameters without the password, and where the password comes from."""
+    """A database to connect to: libpq parameters without the password, and where the password comes from.
+
+    `secrets` are the passwords that were given for it, in every writing in which a message might quote them.
+    """
 
     parameters: Mapping[str, str]
-    password: str | None = field(default=None, repr=False)
+    password: str | None = None
     password_file: Path | None = None
     password_command: tuple[str, ...] | None = None
+    secrets: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"Dsn({self.describe()})"
 
     def describe(self) -> str:
         """Return `user@host:port/name`, for people."""
@@ -57,8 +64,8 @@ class Dsn:
         return {**self.parameters, **({"password": password} if password is not None else {})}
 
     def redact(self, text: str) -> str:
-        """Return the text without the password, as written or percent-encoded."""
-        for secret in filter(None, (self.password, quote(self.password or "", safe=""))):
+        """Return the text without the secrets; the longest first, because one may begin like another."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 
@@ -125,11 +132,25 @@ def parse_dsn(
         raise Unusable(f"{setting} names no database: write postgresql://USER@HOST/DATABASE")
     if not parameters.get("user") and not parameters.get("service"):
         raise Unusable(f"{setting} names no user: write postgresql://USER@HOST/DATABASE")
+    if password is None and in_url is not None:
+        password = str(in_url)
     return Dsn(
         parameters={key: str(value) for key, value in parameters.items()},
-        password=password if password is not None else (str(in_url) if in_url is not None else None),
+        password=password,
         password_file=password_file,
         password_command=None if password_command is None else _words(password_command),
+        secrets=_writings(url, password, in_url, parameters.get("sslpassword")),
+    )
+
+
+def _writings(url: str, *secrets: Any) -> frozenset[str]:
+    """Return the secrets as they are, percent-encoded, and as they stand in the URL, where either case is right."""
+    given = {str(secret) for secret in secrets if secret}
+    in_url = re.findall(r"(?<=://)[^:/?@]*:([^/?@]+)@|[?&](?:ssl)?password=([^&]+)", url)
+    return frozenset(
+        given
+        | {quote(secret, safe="", errors="surrogatepass") for secret in given}
+        | {written for pair in in_url for written in pair if written}
     )
 
 

@@ -8,9 +8,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tickd.dsn import Dsn, parse_dsn
@@ -27,7 +34,23 @@ def _duration(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
 
 
+def _more_than_nothing(value: timedelta) -> timedelta:
+    if value <= timedelta(0):
+        raise ValueError("has to be longer than nothing")
+    return value
+
+
+def _whole_seconds(value: timedelta) -> timedelta:
+    if value < timedelta(seconds=1) or value % timedelta(seconds=1):
+        raise ValueError(
+            "has to be whole seconds, and at least 1s: Postgres takes no fractions, and 0 for its default"
+        )
+    return value
+
+
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Span = Annotated[Duration, AfterValidator(_more_than_nothing)]
+WholeSeconds = Annotated[Duration, AfterValidator(_whole_seconds)]
 
 
 def _default_replica() -> str:
@@ -71,31 +94,29 @@ class Settings(BaseSettings):
     )
     pool_min_size: int = Field(1, ge=0, description="Checkpoint connections kept open.")
     pool_max_size: int = Field(10, ge=1, description="Checkpoint connections at most.")
-    pool_timeout: Duration = Field(
+    pool_timeout: Span = Field(
         timedelta(seconds=30), description="How long a checkpoint waits for a connection."
     )
     max_running: int = Field(50, ge=1, description="Ticks that this replica runs at the same time, at most.")
     lock_attempts: int = Field(
         8, ge=1, description="Lock connections that are tried at the same time, at most."
     )
-    connect_timeout: Duration = Field(
+    connect_timeout: Span = Field(
         timedelta(seconds=5), description="How long one connection may take to open."
     )
     database_deadline: Duration = Field(
         timedelta(seconds=60), description="How long a start waits for the database."
     )
     drain_timeout: Duration = Field(timedelta(seconds=30), description="How long a stop waits for runs.")
-    probe_interval: Duration = Field(
+    probe_interval: Span = Field(
         timedelta(seconds=3), description="How often a run's lock session is probed."
     )
-    probe_timeout: Duration = Field(
-        timedelta(seconds=4), description="How long a probe waits for the answer."
-    )
+    probe_timeout: Span = Field(timedelta(seconds=4), description="How long a probe waits for the answer.")
     stop_allowance: Duration = Field(timedelta(seconds=10), description="How long a run may take to stop.")
-    keepalive_idle: Duration = Field(
+    keepalive_idle: WholeSeconds = Field(
         timedelta(seconds=9), description="Silence after which Postgres asks for us."
     )
-    keepalive_interval: Duration = Field(timedelta(seconds=5), description="How often it asks again.")
+    keepalive_interval: WholeSeconds = Field(timedelta(seconds=5), description="How often it asks again.")
     keepalive_count: int = Field(3, ge=1, le=100, description="After how many unanswered it frees the lock.")
     lease: Duration = Field(timedelta(seconds=30), description="How long a claim outlives its last renewal.")
     http: str | None = Field(None, description="host:port for GET /live and /ready; default: none.")
@@ -164,10 +185,8 @@ class Settings(BaseSettings):
         return windows
 
     def secrets(self) -> frozenset[str]:
-        """Return every password that the settings hold, as written and percent-encoded, to keep them out of the log."""
-        dsns = [self.database(), self.lock_database()]
-        given = {dsn.password for dsn in dsns if dsn.password}
-        return frozenset(given | {quote(secret, safe="") for secret in given})
+        """Return every password that the settings hold, in every writing, to keep them out of the log."""
+        return self.database().secrets | self.lock_database().secrets
 
     def _dsn(self, url: SecretStr, setting: str) -> Dsn:
         return parse_dsn(

@@ -182,6 +182,14 @@ def test_a_text_is_redacted_of_the_password_in_both_writings():
     assert parse("postgresql://tickd@db/tickd").redact("nothing to hide") == "nothing to hide"
 
 
+def test_the_longer_of_two_passwords_is_taken_out_first():
+    """An old one may be left in the URL, and the new one begin like it."""
+    for old, new in (("hunter", "hunter22"), ("hunter22", "hunter")):
+        dsn = parse(f"postgresql://tickd:{old}@db/tickd", new)
+
+        assert dsn.redact("seen hunter22") == "seen ***"
+
+
 async def test_the_password_goes_to_the_connection_and_nowhere_else():
     """It is the one place that has to see it."""
     dsn = parse("postgresql://tickd:hunter22@db/tickd")
