@@ -226,14 +226,14 @@ def _uneven_steps(field: Field, text: str) -> Iterator[str]:
         match = TERM.fullmatch(term)
         if match is None or match[4] is None:
             continue
-        step, start = int(match[4]), match[2] or str(field.low)
-        whole = match[3] is None or {match[2], match[3]} == {str(field.low), str(field.high)}
+        step, start = int(match[4]), _number(field, match[2], term) if match[2] else field.low
+        whole = match[3] is None or (start, _number(field, match[3], term)) == (field.low, field.high)
         if not whole or step == 1:
             continue
         if step >= field.span:
             yield f"{field.name} {term!r}: the step is as long as the field, so it fires at {start} only"
         elif field.name == "day-of-month" or field.span % step:
-            values = range(field.low, field.low + field.span, step)
+            values = range(start, field.low + field.span, step)
             yield (
                 f"{field.name} {term!r}: {step} does not divide the field evenly, it fires at "
                 f"{', '.join(str(value) for value in values)} and begins again; for even gaps use 'every'"

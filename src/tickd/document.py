@@ -18,6 +18,7 @@ import yaml
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 64  # levels of nesting; no schedule needs ten
 UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|\ufeff")
+LONGEST_MESSAGE = 400
 ALIAS_ALLOWANCE = 10_000  # nodes that aliases may stand for in however short a text
 
 
@@ -54,6 +55,8 @@ class Faults:
 
     def add(self, place: Place, message: str, *, of: str = "") -> None:
         """Take down a fault; `of` says whose it is, and does not make it another fault."""
+        if len(message) > LONGEST_MESSAGE:  # it quotes the file, and there a text can have any length
+            message = f"{message[:LONGEST_MESSAGE]}..."
         self._found.setdefault((place, message), Fault(self.file, place.line, place.column, of + message))
 
     def in_order(self) -> tuple[Fault, ...]:
