@@ -27,8 +27,8 @@ AMBIGUOUS: Final = re.compile(
 
 
 def is_null(node: Node) -> bool:
-    """Whether a node says null in so many letters."""
-    return isinstance(node, Scalar) and node.plain and node.text in NULL
+    """Whether a node says null; one that says nothing at all is not asked."""
+    return isinstance(node, Scalar) and node.plain and node.text in NULL and not node.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,9 @@ class Meaning:
                 self.faults.add(
                     place, f"YAML reads {{{key}}} as a mapping: put it in quotes, '{{{key}}}'", of=self.of
                 )
+        for key, (place, _) in node.pairs.items():
+            if placeholder.has_placeholder(key):
+                self.faults.add(place, f"{key!r}: placeholders are filled in values, not in keys", of=self.of)
         return {key: self.free(value, templates=templates) for key, (_, value) in node.pairs.items()}
 
     def _plain(self, text: str, place: Place) -> Any:
@@ -87,14 +90,14 @@ class Meaning:
         if text in FLAGS:
             return FLAGS[text]
         if AMBIGUOUS.fullmatch(text):
-            hint = (
-                "write true or false, or put it in quotes"
-                if text.isalpha()
-                else "write the number out, or put it in quotes"
+            # A number may be a password, so it is not shown.
+            what, hint = (
+                (repr(text), "true or false") if text.isalpha() else ("this number", "its digits alone")
             )
-            self.faults.add(
-                place, f"{text[:40]!r} means one thing in YAML 1.1 and another in 1.2: {hint}", of=self.of
+            message = (
+                f"{what} means one thing in YAML 1.1 and another in 1.2: write {hint}, or put it in quotes"
             )
+            self.faults.add(place, message, of=self.of)
             return text
         return self._number(text, place)
 

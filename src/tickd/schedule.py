@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from tickd import placeholder
 from tickd.document import Fault, Faults, Items, Node, Place, Scalar, Tree, read
@@ -132,9 +133,9 @@ class _Reader:
             place, node = root.pairs["defaults"]
             if isinstance(node, Tree):
                 pairs |= node.pairs
-            elif not is_null(node):
+            elif not is_null(node) and not (isinstance(node, Scalar) and node.empty):
                 self.faults.add(place, "'defaults' takes a mapping of keys that a graph may have")
-        keys = self._keys(Tree(pairs, root.place), of="defaults: ")
+        keys = self._keys(Tree(_without_nulls(pairs), root.place), of="defaults: ")
         return {key: pair for key, pair in pairs.items() if key in keys.model_fields_set}
 
     def _graph(self, name: str, place: Place, node: Node, defaults: Pairs) -> None:
@@ -144,7 +145,7 @@ class _Reader:
         elif not isinstance(node, Tree):
             self.faults.add(place, "a mapping was expected, with 'graph' and one of cron, every, at", of=of)
         else:
-            tree = Tree(_merged(defaults, node.pairs), place)
+            tree = Tree(_without_nulls(_merged(defaults, node.pairs)), place)
             self._triggers(tree, of=of)
             keys = self._keys(tree, of=of)
             reference = tree.pairs["graph"][1] if "graph" in tree.pairs else tree
@@ -203,20 +204,19 @@ class _Reader:
             return GraphKeys.model_validate(known)
         except ValidationError as error:
             for each in error.errors(include_url=False, include_input=False):
-                cause = each.get("ctx", {}).get("error")
-                self._invalid(tree, each["loc"], str(cause) if cause else each["msg"], of=of)
+                self._invalid(tree, each["loc"], _said(each), of=of)
                 known.pop(str(each["loc"][0]), None)
         return GraphKeys.model_validate(known)
 
     def _known(self, tree: Tree, model: type[Any], path: tuple[str, ...], *, of: str) -> dict[str, Any]:
-        """Return the values of a mapping's known keys; a null is as good as no key."""
+        """Return the values of a mapping's known keys."""
         values = {}
         for key, (place, node) in tree.pairs.items():
             if key not in model.model_fields:
                 self.faults.add(place, _unknown(key, tuple(model.model_fields)), of=of)
             elif isinstance(node, Scalar) and node.empty:
                 self.faults.add(place, f"{key!r} has no value", of=of)
-            elif not is_null(node):
+            else:
                 values[key] = self._value(node, (*path, key), of=f"{of}{key}: ")
         return {key: value for key, value in values.items() if value is not None}
 
@@ -229,7 +229,7 @@ class _Reader:
         if isinstance(node, Items):
             return [self._value(each, path, of=of) for each in node.nodes]
         if path[-1] in NESTED:
-            return self._known(node, NESTED[path[-1]], path, of=of)
+            return self._known(Tree(_without_nulls(node.pairs), node.place), NESTED[path[-1]], path, of=of)
         return {}
 
     def _invalid(self, tree: Tree, location: tuple[str | int, ...], message: str, *, of: str) -> None:
@@ -283,6 +283,15 @@ class _Reader:
                 )
 
 
+def _said(error: ErrorDetails) -> str:
+    """Return what a validator said; pydantic itself only misses keys and refuses what is no mapping."""
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return (
+        f"the key {error['loc'][-1]!r} is missing" if error["type"] == "missing" else "a mapping was expected"
+    )
+
+
 def _merged(defaults: Pairs, own: Pairs) -> Pairs:
     """Return a graph's keys over the defaults: nested keys one by one, the triggers all or none."""
     dropped = {*TRIGGERS, "anchor"} if any(key in own for key in TRIGGERS) else set()
@@ -294,16 +303,28 @@ def _merged(defaults: Pairs, own: Pairs) -> Pairs:
     return merged
 
 
+def _without_nulls(pairs: Pairs) -> Pairs:
+    """Return the pairs without those that say null, which is how a graph takes back what `defaults` says."""
+    return {key: (place, node) for key, (place, node) in pairs.items() if not is_null(node)}
+
+
 def _unknown(key: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(key[:64], known, n=1)
-    meant = SYNONYMS[key] if SYNONYMS.get(key) in known else near[0] if near else None
-    hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(known)}"
+    home = next((name for name, model in NESTED.items() if name in known and key in model.model_fields), None)
+    if SYNONYMS.get(key) in known:
+        hint = f"did you mean {SYNONYMS[key]!r}?"
+    elif home:
+        hint = f"it is a key of {home!r}"
+    else:
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
     return f"unknown key {key[:64]!r}; {hint}"
 
 
 def _bad_name(name: str) -> str | None:
     if not name or name != name.strip():
         return f"{name!r} is no name for a graph: it is empty, or has spaces around it"
+    if placeholder.has_placeholder(name):
+        return f"{name!r} is no name for a graph: placeholders are filled in values, not in names"
     if not name.isprintable() or len(name) > LONGEST_NAME:
         return f"{name[:40]!r} is no name for a graph: use at most {LONGEST_NAME} printable characters"
     return None

@@ -3,6 +3,7 @@
 What is not built yet is known here and refused by name; the tables under "Built" are what a new feature flips.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tickd import template
 from tickd.calendar import zone
 from tickd.cron import parse_cron
 from tickd.duration import duration_text, parse_duration
+from tickd.meaning import FLAGS
 from tickd.tick import parse_instant
 
 
@@ -111,7 +113,10 @@ def choice(known: Mapping[str, bool]) -> Reads:
     def read(value: Any) -> str:
         word = text(value)
         if word not in known:
-            raise ValueError(f"{word!r} is not one of: {', '.join(built)}")
+            near = difflib.get_close_matches(word[:64], built, n=1)
+            raise ValueError(
+                f"{word!r} is not one of: {', '.join(built)}{f'; did you mean {near[0]!r}?' if near else ''}"
+            )
         if not known[word]:
             raise ValueError(f"{word!r} is not built yet; what there is: {', '.join(built)}")
         return word
@@ -120,11 +125,10 @@ def choice(known: Mapping[str, bool]) -> Reads:
 
 
 def _flag(value: Any) -> bool:
-    if value in ("true", "false"):
-        return bool(value == "true")
-    raise ValueError(
-        f"{value!r} is neither true nor false" if isinstance(value, str) else "true or false was expected"
-    )
+    written = text(value)
+    if written not in FLAGS:
+        raise ValueError(f"{written!r} is neither true nor false")
+    return FLAGS[written]
 
 
 def _instant(value: Any) -> datetime:
