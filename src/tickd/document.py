@@ -298,7 +298,7 @@ SYNTAX = (
     (r"could not find expected ':'", "a key without its ': '"),
     (r"escape|hexdecimal", "a \\ inside double quotes starts an escape: write \\\\, or use single quotes"),
     (r"end of stream|document indicator", "a quote is opened and never closed"),
-    (r"expected ',' or", "inside [ ] or { } a comma or the closing bracket is missing; a text with brackets needs quotes there"),
+    (r"expected ',' or", "inside [ ] or { } a comma or the closing bracket is missing; a text with brackets, ${NAME} too, needs quotes there"),
     (r"expected (key|'-')", "this does not fit what stands above it: check the indentation, or quote the value"),
     (r"depth", "nested far too deep"),
     (r"tag", TAGS),

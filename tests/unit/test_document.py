@@ -85,9 +85,9 @@ def test_an_unquoted_expression_that_starts_with_a_digit_is_fine():
     [
         ("a: b: c", "s.yaml:1:5: a ': ' too many on this line: quote the value, or check the indentation"),
         ("a: 'x", "s.yaml:1:4: a quote is opened and never closed"),
-        ("a: [1, 2\nb: 3\n", "s.yaml:2:2: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets needs quotes there"),
-        ("a: [1\n", "s.yaml:1:4: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets needs quotes there"),
-        ("a: {b: ${N}}", "s.yaml:1:9: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets needs quotes there"),
+        ("a: [1, 2\nb: 3\n", "s.yaml:2:2: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets, ${NAME} too, needs quotes there"),
+        ("a: [1\n", "s.yaml:1:4: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets, ${NAME} too, needs quotes there"),
+        ("a: {b: ${N}}", "s.yaml:1:9: inside [ ] or { } a comma or the closing bracket is missing; a text with brackets, ${NAME} too, needs quotes there"),
         ("a:\n\tb: 1", "s.yaml:2:1: this character cannot start a value: quote the value; indent with spaces, not tabs"),
         ("a: 1\n b: 2", "s.yaml:2:3: a ': ' too many on this line: quote the value, or check the indentation"),
         ("a:\n  - 1\n  b: 2", "s.yaml:3:3: this does not fit what stands above it: check the indentation, or quote the value"),
@@ -184,7 +184,7 @@ def test_an_alias_bomb_is_refused_at_once():
 def test_aliases_may_stand_for_as_much_as_is_written():
     """A thousand graphs that share their defaults are no bomb."""
     text = "x-d: &d {timeout: 1m, grace: 1m, keep: 1d, durability: sync}\n"
-    text += "".join(f"graph_{i}: {{<<: *d, graph: 'a:b', every: 1m}}\n" for i in range(10_000))
+    text += "".join(f"graph_{i}: {{<<: *d, graph: 'a:b', every: 1m}}\n" for i in range(2_000))
     assert _read(text)[1] == []
 
 
