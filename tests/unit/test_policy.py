@@ -1,14 +1,16 @@
 """Decisions that need no clock: lateness, order, back-off, and when a hold is trusted no longer."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickd.calendar import Instants, Interval
+from tickd.entry import Retries
 from tickd.errors import Unusable
-from tickd.policy import TrustWindows, backoff, in_own_order, lateness
+from tickd.policy import TrustWindows, Unfired, backoff, in_own_order, lateness, retry_pause, unfired
 from tickd.tick import Tick
 
 
@@ -37,7 +39,7 @@ def test_windows_are_refused_exactly_when_the_client_is_not_the_first_to_give_up
     count: int,
 ):
     """Two writers at once is what a wrong pair of windows allows, so equality is refused too."""
-    windows = TrustWindows(interval, timeout, allowance, idle, keepalive, count)
+    windows = TrustWindows(interval, timeout, allowance, idle, keepalive, count, lease=timedelta(days=1))
 
     if interval + timeout + allowance < idle + count * keepalive:
         windows.check()
@@ -48,7 +50,7 @@ def test_windows_are_refused_exactly_when_the_client_is_not_the_first_to_give_up
 
 def test_refused_windows_come_with_their_arithmetic():
     """Six numbers are involved, and the reader has to see which one to change."""
-    windows = replace(TrustWindows(), probe_interval=30 * SECOND)
+    windows = replace(TrustWindows(), probe_interval=30 * SECOND, lease=100 * SECOND)
 
     with pytest.raises(Unusable) as refused:
         windows.check()
@@ -57,7 +59,22 @@ def test_refused_windows_come_with_their_arithmetic():
         "probe interval 30 s + probe time-out 4 s + stop allowance 10 s = 44 s, and the server frees the lock after "
         "keepalive idle 9 s + 3 x 5 s = 24 s"
     ) in str(refused.value)
-    assert len(fields(TrustWindows)) == 6
+
+
+@pytest.mark.parametrize("lease", [12 * SECOND, 13 * SECOND, 17 * SECOND])
+def test_a_lease_that_ends_before_its_holder_has_stopped_is_refused(lease: timedelta):
+    """Another replica would take the tick over under a run that is still being ended, or that missed two renewals."""
+    with pytest.raises(Unusable, match=r"TICKD_LEASE .* is too short.*3 x 3 s \+ 4 s = 13 s.*17 s"):
+        replace(TrustWindows(), lease=lease).check()
+
+
+def test_a_lease_has_to_outlast_three_renewals():
+    """One lost answer must not cost a run its tick."""
+    windows = replace(TrustWindows(), stop_allowance=SECOND)
+
+    with pytest.raises(Unusable, match="TICKD_LEASE"):
+        replace(windows, lease=12 * SECOND).check()
+    replace(windows, lease=13 * SECOND).check()
 
 
 @given(st.integers(-100, 100), st.integers(0, 50))
@@ -128,3 +145,102 @@ def test_the_first_pause_may_be_as_long_as_a_day():
 def test_replicas_pause_for_different_times():
     """Replicas that lost the database together must not come back together."""
     assert len({backoff(3, first=SECOND, longest=60 * SECOND, seed=f"r{n}") for n in range(20)}) == 20
+
+
+MINUTE = timedelta(minutes=1)
+EVERY_MINUTE = Interval(MINUTE).after
+
+
+def decide(missed: str, *, minutes: int, catch_up: int = 60, most: int = 100) -> Unfired:
+    """Decide over an absence of so many minutes that ends at ten o'clock."""
+    return unfired(
+        EVERY_MINUTE,
+        since=TEN - minutes * MINUTE,
+        until=TEN,
+        missed=missed,
+        catch_up=catch_up * MINUTE,
+        most=most,
+    )
+
+
+def before_ten(*minutes: int) -> tuple[datetime, ...]:
+    """Return the instants so many minutes before ten."""
+    return tuple(TEN - n * MINUTE for n in minutes)
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [
+        ("skip", Unfired(missed=before_ten(2, 1, 0))),
+        ("latest", Unfired(run=before_ten(0), coalesced=before_ten(2, 1))),
+        ("all", Unfired(run=before_ten(2, 1, 0))),
+    ],
+)
+def test_what_nobody_fired_is_run_merged_or_missed_as_the_entry_says(missed: str, expected: Unfired):
+    """Each of the instants is in exactly one place: none without a word, none twice."""
+    assert decide(missed, minutes=3) == expected
+
+
+@pytest.mark.parametrize("missed", ["skip", "latest", "all"])
+def test_an_absence_without_a_fire_time_is_nothing(missed: str):
+    """A restart within the minute is not worth a line."""
+    nothing = unfired(
+        EVERY_MINUTE, since=TEN, until=TEN + 59 * SECOND, missed=missed, catch_up=MINUTE, most=9
+    )
+
+    assert nothing == Unfired()
+    assert (
+        unfired(Instants(()).after, since=TEN, until=TEN + MINUTE, missed=missed, catch_up=MINUTE, most=9)
+        == Unfired()
+    )
+
+
+@given(
+    st.sampled_from(["skip", "latest", "all"]), st.integers(0, 300), st.integers(0, 300), st.integers(1, 50)
+)
+def test_every_instant_of_an_absence_is_accounted_for(missed: str, minutes: int, catch_up: int, most: int):
+    """One by one, or in the one stretch before: I5 over however long an absence."""
+    decided = decide(missed, minutes=minutes, catch_up=catch_up, most=most)
+
+    one_by_one = [*decided.coalesced, *decided.run, *decided.missed]
+    expected = before_ten(*range(minutes - 1, -1, -1))
+    kept = min(minutes, catch_up, most)
+    assert tuple(one_by_one) == expected[len(expected) - kept :]
+    if kept == minutes:
+        assert decided.before is None
+    else:
+        first, end = decided.before or (None, None)
+        assert first == expected[0]
+        assert end == (one_by_one[0] if one_by_one else TEN)
+
+
+RETRIES = Retries(attempts="3", backoff="1s", max_backoff="3s", on=["TimeoutError", "timed_out"])
+
+
+@pytest.mark.parametrize(
+    ("retries", "failures", "names", "again"),
+    [
+        (None, 1, {"TimeoutError"}, False),
+        (RETRIES, 1, {"TimeoutError", "OSError"}, True),
+        (RETRIES, 3, {"timed_out"}, True),
+        (RETRIES, 4, {"TimeoutError"}, False),
+        (RETRIES, 1, {"ValueError"}, False),
+        (Retries(attempts="1"), 1, {"ValueError"}, True),
+    ],
+)
+def test_a_failed_tick_is_tried_again_as_its_entry_says(
+    retries: Retries | None, failures: int, names: set[str], *, again: bool
+):
+    """Without `on`, any error; with it, the named ones, by class, base class or outcome."""
+    pause = retry_pause(retries, failures=failures, names=names, seed="a")
+
+    assert (pause is not None) is again
+
+
+def test_a_retry_waits_longer_each_time_up_to_its_longest():
+    """The entry's own two bounds hold."""
+    pauses = [retry_pause(RETRIES, failures=n, names={"timed_out"}, seed="a") for n in (1, 2, 3)]
+
+    for full, pause in zip((1, 2, 3), pauses, strict=True):
+        assert pause is not None
+        assert full * SECOND / 2 <= pause <= full * SECOND

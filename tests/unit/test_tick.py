@@ -2,6 +2,7 @@
 
 import uuid
 from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -66,7 +67,7 @@ def test_a_tick_reads_as_its_thread_id():
     assert str(Tick("restock_plan", TEN)) == "restock_plan/2026-05-04T10:00:00Z"
 
 
-@given(st.datetimes(timezones=st.timezones()))
+@given(st.datetimes(timezones=st.sampled_from([UTC, ZoneInfo("Europe/Oslo"), ZoneInfo("Pacific/Apia")])))
 def test_a_written_instant_is_read_back(instant: datetime):
     """Also in the repeated hour of an autumn night, where two instants share one wall time."""
     # Equality of datetimes is unreliable in a repeated hour; the UTC reading is the identity.
@@ -138,5 +139,6 @@ def test_the_words_of_outcomes_and_reasons_are_the_documented_ones():
         "disabled",
         "coalesced",
         "backlog_full",
+        "queued",
         "interrupted",
     }
