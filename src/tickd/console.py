@@ -23,7 +23,7 @@ CAUSE = ("error_type", "error")
 # What the sentence of a tick tells, and what only a machine wants to read.
 TICK_FIELDS = {
     *("thread_id", "token", "attempt", "late_ms", "duration_ms", "steps", "timeout_ms", "interrupts"),
-    *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes", "threads"),
+    *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes", "threads", "resumed"),
     *("failed_as", "retry_in_ms", "before", "down_since", "down_until"),
 }
 OTHER_FIELDS = {"warning", "logger", "message", "running", "drain_timeout_ms"}
@@ -91,10 +91,10 @@ def style_of(event: str, line: Line) -> str:
 
 
 def started(line: Line) -> str:
-    """Say that a run began, and which attempt it is when it is not the first."""
+    """Say that a run began or goes on, and which attempt it is when it is not the first."""
     attempt = line.get("attempt", 1)
     again = "" if attempt == 1 else f", attempt {plain(attempt)}"
-    return f"started{again}"
+    return f"{'resumed' if line.get('resumed') else 'started'}{again}"
 
 
 def ran(line: Line) -> str:
@@ -166,18 +166,20 @@ def already_ran(line: Line) -> str:
 
 
 def missed(line: Line) -> str:
-    """Say how late the tick was and how late it might have been, or that no replica was there to fire it."""
+    """Say how late the tick was and how late it might have been, or that no replica was up."""
     if line.get("reason") == "down":
         before = f", and all until {clock(line['before'])}" if line.get("before") else ""
         since = f" since {clock(line['down_since'])}" if line.get("down_since") else ""
         return f"missed{before}: no replica was up{since}"
     late = f": {span(line['late_ms'])} late" if "late_ms" in line else ""
-    return f"missed{late}{', ' + span(line['grace_ms']) + ' allowed' if 'grace_ms' in line else ''}"
+    allowed = f", {span(line['grace_ms'])} allowed" if "grace_ms" in line else ""
+    why = {"no_room": "; no room to run it", "loop_blocked": "; a graph blocked the graph loop"}
+    return f"missed{late}{allowed}{why.get(plain(line.get('reason')), '')}"
 
 
 def lock_lost(line: Line) -> str:
     """Say why the hold ended under the run."""
-    why = f": {plain(line['cause'])}" if line.get("cause") else ""
+    why = f": {LOSSES.get(plain(line['cause']), plain(line['cause']))}" if line.get("cause") else ""
     return f"lost its lock{after(line)}{why}; the run was stopped"
 
 
@@ -211,6 +213,14 @@ def library_message(line: Line) -> str:
     """Name the logger of a library or a graph, and give its message."""
     return f"{plain(line.get('logger', 'a library'))}: {plain(line.get('message', ''))}"
 
+
+LOSSES = {
+    "session_ended": "Postgres ended the session",
+    "no_answer": "Postgres did not answer in time",
+    "not_confirmed": "this process stood still for too long",
+    "failover": "its server is not the primary any more",
+    "superseded": "another replica holds the graph by now",
+}
 
 SKIPS: dict[str, Callable[[Line], str]] = {
     SkipReason.LOCK_HELD: lock_held,

@@ -44,10 +44,13 @@ TICKS: dict[str, tuple[dict[str, object], str]] = {
         {"reason": "lock_held", "holder": "a", "holder_since": "2026-05-04T12:00:05.01Z"},
         "skipped: a holds it (since 12:00:05)",
     ),
-    "tick.missed": ({"late_ms": 31_000, "grace_ms": 30_000}, "missed: 31.0 s late, 30.0 s allowed"),
+    "tick.missed": (
+        {"late_ms": 31_000, "grace_ms": 30_000, "reason": "no_room"},
+        "missed: 31.0 s late, 30.0 s allowed; no room to run it",
+    ),
     "tick.lock_lost": (
-        {"cause": "the server ended the session", "duration_ms": 40},
-        "lost its lock after 40 ms: the server ended the session; the run was stopped",
+        {"cause": "session_ended", "duration_ms": 40},
+        "lost its lock after 40 ms: Postgres ended the session; the run was stopped",
     ),
     "tick.handed_off": (
         {"next_nodes": ["plan", "write"]},
