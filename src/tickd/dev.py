@@ -163,7 +163,7 @@ class Session:
         """Say that a replica died; with the last one the session ends."""
         self.alive.remove(name)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        rest = f"{', '.join(self.alive)} carry on" if self.alive else "no replica is left"
+        rest = f"still here: {', '.join(self.alive)}" if self.alive else "no replica is left"
         self.screen.say(f"tickd dev: replica {name} {how}; {rest}", style="bold red")
         self.code = max(self.code, code if code >= 0 else 1)
         if not self.alive:
