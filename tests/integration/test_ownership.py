@@ -1,0 +1,297 @@
+"""Who owns a thread: a stale writer stopped before, between and after its statements, and a take-over at that moment.
+
+A writer is parked at an exact place by triggers that wait for an advisory lock, and is known to wait when Postgres says
+so. `aa` fires before the guard's own trigger and `zz` after it, for triggers of one kind fire in the order of names.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from langgraph.checkpoint.base.id import uuid6
+from psycopg import AsyncConnection, sql
+
+from tests.fences import THREAD, admit, config, connect, open_pool, prepare, rows, run, saver
+from tickd.fence import FencedSaver, is_refused
+
+
+GATE_FUNCTION = """
+CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4711);
+    RETURN COALESCE(NEW, OLD);
+END $$
+"""
+GATE_AT_ROW = "CREATE TRIGGER {name} BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION wait_at_gate()"
+GATE_AT_STATEMENT = (
+    "CREATE TRIGGER {name} {when} DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
+)
+BLOCKERS = "SELECT pg_blocking_pids(%s)"
+WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+
+OPERATIONS = ("put", "put_writes", "delete")
+# Where a writer of each kind is parked: before it has passed the guard anywhere, or when it has.
+BEFORE_THE_GUARD = [
+    ("put", "aa", "checkpoint_blobs"),
+    ("put_writes", "aa", "checkpoint_writes"),
+    ("delete", "BEFORE", "checkpoints"),
+]
+BEHIND_THE_GUARD = [
+    ("put", "zz", "checkpoint_blobs"),
+    ("put", "aa", "checkpoints"),
+    ("put", "zz", "checkpoints"),
+    ("put_writes", "zz", "checkpoint_writes"),
+    ("delete", "BEFORE", "checkpoint_blobs"),
+    ("delete", "BEFORE", "checkpoint_writes"),
+    ("delete", "AFTER", "checkpoint_writes"),
+]
+
+
+class Stage:
+    """A thread with the state of hold 5, a pool for the stale writer, and a connection for each other part."""
+
+    def __init__(self, pool: Any, onlooker: AsyncConnection[Any], admitting: AsyncConnection[Any]) -> None:
+        self.stale = saver(pool, 5)
+        self.new = saver(pool, 6)
+        self.onlooker = onlooker
+        self.admitting = admitting
+
+    async def act(self, operation: str, writer: FencedSaver) -> None:
+        """Let a writer do one operation, of two statements at least, on the thread's newest checkpoint."""
+        found: Any = await self.new.aget_tuple(config())
+        checkpoint: Any = {**found.checkpoint, "id": str(uuid6())}
+        match operation:
+            case "put":
+                version = writer.get_next_version(found.checkpoint["channel_versions"]["seen"], None)
+                checkpoint["channel_versions"] = {**checkpoint["channel_versions"], "seen": version}
+                await writer.aput(found.config, checkpoint, {"step": 99, "source": "loop"}, {"seen": version})
+            case "put_writes":
+                await writer.aput_writes(found.config, [("seen", ["a"]), ("seen", ["b"])], "late")
+            case _:
+                await writer.adelete_thread(THREAD)
+
+    async def blocked_by(self, waiting: int) -> set[int]:
+        """Return who blocks a session, once it is blocked at all."""
+        return set(await self.until(BLOCKERS, waiting))
+
+    async def until(self, query: Any, *parameters: Any) -> Any:
+        """Ask until the answer is something; fail after ten seconds."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            row = await (await self.onlooker.execute(query, parameters)).fetchone()
+            if row is not None and row[0]:
+                return row[0]
+        raise AssertionError(f"still nothing: {query}")
+
+    @asynccontextmanager
+    async def parked(
+        self, operation: str, name: str, table: str
+    ) -> AsyncIterator[tuple[asyncio.Task[None], int]]:
+        """Let the stale writer act and park it at a gate; yields the task and the writer's backend."""
+        statement, when = (GATE_AT_STATEMENT, name) if operation == "delete" else (GATE_AT_ROW, "")
+        trigger = sql.SQL(statement).format(
+            name=sql.Identifier(f"{name.lower()}_gate"), table=sql.Identifier(table), when=sql.SQL(when)
+        )
+        await self.onlooker.execute(GATE_FUNCTION)
+        await self.onlooker.execute(trigger)
+        await self.onlooker.execute("SELECT pg_advisory_lock(4711)")
+        task = asyncio.create_task(self.act(operation, self.stale))
+        try:
+            yield task, await self.until(WAITING)
+        finally:
+            await self.onlooker.execute("SELECT pg_advisory_unlock_all()")
+
+    async def open_gate(self) -> None:
+        """Let whoever is parked go on."""
+        await self.onlooker.execute("SELECT pg_advisory_unlock(4711)")
+
+
+@pytest.fixture
+async def stage(dsn: str):
+    """The stage, set: hold 5 has run twice."""
+    await prepare(dsn)
+    async with await connect(dsn) as onlooker, await connect(dsn) as admitting, open_pool(dsn) as pool:
+        await admit(onlooker, 5)
+        stage = Stage(pool, onlooker, admitting)
+        await run(stage.stale, tickd_token=5)
+        await run(stage.stale, tickd_token=5)
+        yield stage
+
+
+async def refused(awaitable: Any) -> None:
+    """Fail unless the guard refuses."""
+    with pytest.raises(psycopg.DatabaseError) as caught:
+        await awaitable
+    assert is_refused(caught.value)
+
+
+async def sees_only_the_new_holder(stage: Stage) -> None:
+    """Let the new holder run, and check that it is what a reader sees and that the stale writer adds nothing to it."""
+    before = await rows(stage.onlooker)
+    result = await run(stage.new, tickd_token=6)
+    after = await rows(stage.onlooker)
+    found: Any = await stage.stale.aget_tuple(config())
+    assert found.metadata["tickd_token"] == 6
+    assert found.checkpoint["channel_values"] == result
+    assert set(before) <= set(after)
+    for operation in OPERATIONS:
+        await refused(stage.act(operation, stage.stale))
+    assert await rows(stage.onlooker) == after
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_stopped_before_a_stale_writer_does_nothing(stage, operation):
+    """The writer was stopped before it sent anything; the take-over has not even seen it."""
+    before = await rows(stage.onlooker)
+    await admit(stage.admitting, 6)
+
+    await refused(stage.act(operation, stage.stale))
+
+    assert await rows(stage.onlooker) == before
+    await sees_only_the_new_holder(stage)
+
+
+@pytest.mark.parametrize(("operation", "name", "table"), BEFORE_THE_GUARD)
+async def test_stopped_on_the_way_in_it_is_refused_when_it_goes_on(stage, operation, name, table):
+    """Its statement is under way in Postgres already, but has no row yet: the take-over need not wait for it."""
+    before = await rows(stage.onlooker)
+    async with stage.parked(operation, name, table) as (writing, _):
+        await admit(stage.admitting, 6)
+        assert not writing.done()
+        await stage.open_gate()
+        await refused(writing)
+
+    assert await rows(stage.onlooker) == before
+    await sees_only_the_new_holder(stage)
+
+
+@pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
+async def test_stopped_in_between_it_makes_the_take_over_wait(stage, operation, name, table):
+    """What has passed the guard will be committed as a whole, so the new holder must not read before it is."""
+    before = await rows(stage.onlooker)
+    async with stage.parked(operation, name, table) as (writing, backend):
+        admitting = asyncio.create_task(admit(stage.admitting, 6))
+        assert backend in await stage.blocked_by(stage.admitting.info.backend_pid)
+        assert not admitting.done()
+        assert await rows(stage.onlooker) == before
+        await stage.open_gate()
+        await writing
+        await admitting
+
+    after = await rows(stage.onlooker)
+    assert after == [] if operation == "delete" else set(before) < set(after)
+    await sees_only_the_new_holder(stage)
+
+
+@pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
+async def test_killed_in_between_it_leaves_nothing(stage, operation, name, table):
+    """A host that is gone in mid-write; all of the operation is undone, and the take-over goes on."""
+    before = await rows(stage.onlooker)
+    async with stage.parked(operation, name, table) as (writing, backend):
+        admitting = asyncio.create_task(admit(stage.admitting, 6))
+        await stage.blocked_by(stage.admitting.info.backend_pid)
+        await stage.onlooker.execute("SELECT pg_terminate_backend(%s)", [backend])
+        with pytest.raises(psycopg.OperationalError):
+            await writing
+        await admitting
+
+    assert await rows(stage.onlooker) == before
+    await sees_only_the_new_holder(stage)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("admitted", [True, False])
+async def test_sent_while_a_take_over_is_under_way_it_learns_how_that_ended(stage, operation, admitted):
+    """The write waits for the thread's row and then reads it again: new token, or the old one if nothing came of it."""
+    before = await rows(stage.onlooker)
+    async with stage.admitting.transaction(force_rollback=not admitted):
+        await admit(stage.admitting, 6)
+        writing = asyncio.create_task(stage.act(operation, stage.stale))
+        row = await stage.until("SELECT pid FROM pg_stat_activity WHERE wait_event = 'transactionid'")
+        assert stage.admitting.info.backend_pid in await stage.blocked_by(row)
+    if admitted:
+        await refused(writing)
+        assert await rows(stage.onlooker) == before
+        await sees_only_the_new_holder(stage)
+    else:
+        await writing
+        assert await rows(stage.onlooker) != before
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_stopped_after_a_write_it_has_written_for_the_next_holder(stage, operation):
+    """What was committed under the lock is the thread's state, and the next holder goes on from there."""
+    before = await rows(stage.onlooker)
+    await stage.act(operation, stage.stale)
+    after = await rows(stage.onlooker)
+    await admit(stage.admitting, 6)
+
+    assert after != before
+    await sees_only_the_new_holder(stage)
+    assert set(after) <= set(await rows(stage.onlooker))
+
+
+async def test_of_two_writers_at_once_each_writes_under_its_own_hold_only(stage, dsn):
+    """Two holders run the same graph again and again while the thread changes hands between them."""
+    refusals: list[tuple[int, int]] = []
+    token = 5
+
+    async def keep_running(pool: Any, mine: int) -> None:
+        """Run under a hold until it is over; under the last one, run once."""
+        try:
+            await run(saver(pool, mine), steps=3, tickd_token=mine)
+            while mine < 30:
+                await run(saver(pool, mine), steps=3, tickd_token=mine)
+        except psycopg.DatabaseError as error:
+            if not is_refused(error):
+                raise
+            refusals.append((mine, token))
+
+    async with open_pool(dsn) as one, open_pool(dsn) as two:
+        running = [asyncio.create_task(keep_running(one, token))]
+        for token in range(6, 31):
+            await admit(stage.admitting, token)
+            running.append(asyncio.create_task(keep_running((one, two)[token % 2], token)))
+            taken: Any = await stage.new.aget_tuple(config())
+            assert taken.metadata["tickd_token"] <= token
+        await asyncio.gather(*running)
+
+    tokens = await (
+        await stage.onlooker.execute(
+            "SELECT (metadata ->> 'tickd_token')::int FROM checkpoints WHERE thread_id = %s ORDER BY checkpoint_id",
+            [THREAD],
+        )
+    ).fetchall()
+    assert sorted(mine for mine, _ in refusals) == list(range(5, 30))
+    assert all(mine < then for mine, then in refusals)
+    # In the order in which they were made, checkpoints never go back to an earlier hold.
+    assert tokens == sorted(tokens)
+
+
+async def test_a_stream_of_writes_does_not_starve_a_take_over(stage, dsn):
+    """Shared locks may be taken while an update waits for them to be free; they must run out all the same."""
+    async with open_pool(dsn) as one, open_pool(dsn) as two, open_pool(dsn) as three:
+
+        async def write(pool: Any) -> int:
+            """Write until refused; returns how often it got through."""
+            writer = saver(pool, 5)
+            found: Any = await writer.aget_tuple(config())
+            for count in itertools.count():
+                try:
+                    await writer.aput_writes(found.config, [("seen", [count])], f"task {count}")
+                except psycopg.DatabaseError as error:
+                    if not is_refused(error):
+                        raise
+                    return count
+            raise AssertionError("it counts for ever")
+
+        writers = [asyncio.create_task(write(pool)) for pool in (one, two, three)]
+        await stage.until("SELECT count(*) > 30 FROM checkpoint_writes WHERE task_id LIKE 'task%%'")
+        async with asyncio.timeout(10):
+            await admit(stage.admitting, 6)
+        assert all(count > 0 for count in await asyncio.gather(*writers))
