@@ -7,6 +7,8 @@ saver's tables pass only if its writer names that hold. What follows from this:
 
 - A take-over waits for the writes under way: they hold the thread's row FOR SHARE until they commit. A write that comes
   later is refused, even one that was sent before: it waits for the row, and then reads the new token.
+- A writer that was stopped with its transaction open would make the take-over wait as long. Whoever admits has the
+  graph's lock, so such a writer is one of the past, and its session is ended (`past_stale_writers`).
 - A refusal (`TK001`) undoes the writer's transaction. Of a checkpoint, either all rows are there or none.
 - A thread without a row passes, whoever writes. So does a write that is under way at the moment when tickd takes up a
   thread for the very first time, for there is no row yet that the admission could wait for.
@@ -17,9 +19,11 @@ statement of its own costs more than the guard. All others are preceded by one i
 went out without it would be refused, so a saver of a later version fails loudly where this module does not know it.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Self
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -33,10 +37,24 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from psycopg import AsyncCursor, Error
 from psycopg.rows import DictRow, dict_row
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tickd.steps import StepCount
 
+
+T = TypeVar("T")
+
+# What an admission waits before it ends the sessions in its way: long enough for a write that is merely under way.
+PATIENCE = timedelta(seconds=1)
+# Of those in the way, only who has a thread's row: not an operator's session that waits on, or has, something else.
+END_STALE_WRITERS = """
+SELECT pg_terminate_backend(blocking.pid)
+FROM unnest(pg_blocking_pids(%s)) AS blocking (pid)
+WHERE EXISTS (
+    SELECT FROM pg_locks AS l
+    WHERE l.pid = blocking.pid AND l.relation = to_regclass('tickd.threads') AND l.mode = 'RowShareLock' AND l.granted
+)
+"""
 
 # The guard's SQLSTATE.
 REFUSED = "TK001"
@@ -88,6 +106,28 @@ def is_refused(error: BaseException) -> bool:
         if isinstance(one, BaseExceptionGroup):
             pending += one.exceptions
     return False
+
+
+async def past_stale_writers(
+    admission: Coroutine[Any, Any, T], *, pool: AsyncConnectionPool[Any], waiting: int
+) -> T:
+    """Await an admission, and end the sessions of stale writers that keep its backend, `waiting`, from a thread's row.
+
+    A process that was stopped, or cut off, between the statements of a checkpoint leaves its transaction open, and no
+    time-out of Postgres 16 or earlier ends one that is in the middle of a pipeline. Sessions of a role that this one may
+    not signal stay, and the admission ends by its own time-out.
+    """
+    task = asyncio.ensure_future(admission)
+    try:
+        while not (await asyncio.wait({task}, timeout=PATIENCE.total_seconds()))[0]:
+            with suppress(Error, PoolTimeout):  # the admission tells of it if the database is not well
+                async with pool.connection(timeout=PATIENCE.total_seconds()) as connection:
+                    await connection.execute(END_STALE_WRITERS, [waiting])
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    return task.result()
 
 
 class FencedSaver(AsyncPostgresSaver):

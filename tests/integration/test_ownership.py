@@ -17,7 +17,7 @@ from langgraph.checkpoint.base.id import uuid6
 from psycopg import AsyncConnection, sql
 
 from tests.fences import THREAD, admit, config, connect, open_pool, prepare, rows, run, saver
-from tickd.fence import FencedSaver, is_refused
+from tickd.fence import PATIENCE, FencedSaver, is_refused, past_stale_writers
 
 
 GATE_FUNCTION = """
@@ -221,6 +221,44 @@ async def test_sent_while_a_take_over_is_under_way_it_learns_how_that_ended(stag
     else:
         await writing
         assert await rows(stage.onlooker) != before
+
+
+@pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
+async def test_stopped_for_good_in_between_its_session_is_ended(stage, dsn, operation, name, table):
+    """A process under SIGSTOP keeps its transaction open; the graph must not stand still with it."""
+    before = await rows(stage.onlooker)
+    async with open_pool(dsn) as pool, stage.parked(operation, name, table) as (writing, _):
+        backend = stage.admitting.info.backend_pid
+        await past_stale_writers(admit(stage.admitting, 6), pool=pool, waiting=backend)
+        with pytest.raises(psycopg.OperationalError):
+            await writing
+
+    assert await rows(stage.onlooker) == before
+    await sees_only_the_new_holder(stage)
+
+
+async def test_only_a_writer_is_ended(stage, dsn):
+    """An operator who has changed the row and not yet committed loses nothing; the admission waits, or gives up."""
+    backend = stage.admitting.info.backend_pid
+    async with open_pool(dsn) as pool, await connect(dsn) as operator:
+        async with operator.transaction():
+            await operator.execute("DELETE FROM tickd.threads")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(PATIENCE.total_seconds() * 2.5):
+                    await past_stale_writers(admit(stage.admitting, 6), pool=pool, waiting=backend)
+        assert not operator.closed
+        await operator.execute("SELECT")
+
+
+async def test_an_admission_that_fails_fails_as_itself(stage, dsn):
+    """Whoever waits for the admission branches on its error."""
+    async with open_pool(dsn) as pool:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            await past_stale_writers(
+                stage.admitting.execute("SELECT FROM nowhere"),
+                pool=pool,
+                waiting=stage.admitting.info.backend_pid,
+            )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
