@@ -37,7 +37,7 @@ pins: ## resolve every dependency anew and write constraints.txt
 	PYTHON=$(PYTHON) scripts/pin
 
 clean: ## remove the virtual environment, the caches and the development database
-	rm -rf $(VENV) .tickd dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
+	rm -rf $(VENV) config/.tickd dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache
 
 $(VENV)/bin/python:
 	@PYTHON=$(PYTHON) scripts/make-venv $(VENV)

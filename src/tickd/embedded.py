@@ -239,5 +239,8 @@ def _readable_copy(programs: Path) -> Path:
         for path in (unfinished, *unfinished.rglob("*")):
             if not path.is_symlink():
                 path.chmod(0o755)
-        unfinished.rename(target)
+        try:
+            unfinished.rename(target)
+        except OSError:  # another session has been faster
+            shutil.rmtree(unfinished)
     return target / programs.relative_to(site)

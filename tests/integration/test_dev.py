@@ -4,18 +4,15 @@ import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.replicas import ROOT, replica_environment
 from tests.sessions import Session, dev_command, forget, processes_with
-from tickd.children import Children
-from tickd.embedded import Cluster, home_of
+from tickd.embedded import home_of
 
 
 REPLICA = """
@@ -277,16 +274,6 @@ def test_a_seed_that_fails_is_named_and_leaves_no_half_filled_database(start, fr
     session = start(fresh_place)
 
     session.wait_for("ready", count=3)
-
-
-def test_a_path_too_long_for_a_socket_gets_a_private_place_for_it():
-    """The kernel's 107 bytes are soon used up by a home directory and a project's name."""
-    short, long = (Cluster(Path(name), Path(), None, Children()) for name in ("/home/x", "/home/" + "x" * 90))
-
-    with short.socket_directory() as beside, long.socket_directory() as elsewhere:
-        assert beside == Path("/home/x/data")
-        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
-    assert not elsewhere.exists()
 
 
 def test_a_wrong_schedule_is_told_once_and_starts_nothing(fresh_place):

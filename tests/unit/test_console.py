@@ -216,6 +216,13 @@ def test_a_duration_has_the_unit_of_its_size(milliseconds, words):
     assert span(milliseconds) == words
 
 
+def test_a_tick_that_passed_while_no_replica_was_up_says_so():
+    """Lateness is one thing; that everything was down is another, and needs another remedy."""
+    line = {**TICK, "event": "tick.missed", "reason": "down", "down_since": "2026-05-04T11:00:00Z"}
+
+    assert render(line).plain.endswith("missed: no replica was up since 11:00:00")
+
+
 def test_the_level_gives_the_colour():
     """Red is for what went wrong, and only for that."""
     failed = render({**TICK, "event": "tick.failed", "level": "error"})
