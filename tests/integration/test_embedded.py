@@ -24,7 +24,7 @@ def test_a_user_finds_the_data_beside_the_schedule(monkeypatch, tmp_path):
 def test_root_keeps_the_data_of_each_directory_where_another_account_can_reach_it(monkeypatch):
     """Postgres refuses to run as root, and /root is closed to everybody else; two projects may have one name."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    here, there = home_of(Path("/root/one/config")), home_of(Path("/root/two/config"))
+    here, there = home_of(Path("/srv/one/config")), home_of(Path("/srv/two/config"))
 
     assert here.parent == there.parent == Path("/var/lib/tickd-dev")
     assert here.name.startswith("config-")
