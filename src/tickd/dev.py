@@ -67,6 +67,7 @@ class Session:
         self.stop = asyncio.Event()
         self.forced = False
         self.alive = list(names)
+        self.worst_code = 0
         self.code = 0
 
     async def run(self) -> int:
@@ -165,13 +166,16 @@ class Session:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         rest = f"still here: {', '.join(self.alive)}" if self.alive else "no replica is left"
         self.screen.say(f"tickd dev: replica {name} {how}; {rest}", style="bold red")
-        self.code = max(self.code, code if code >= 0 else 1)
+        self.worst_code = max(self.worst_code, code if code >= 0 else 1)
         if not self.alive:
+            self.code = self.worst_code
             self.stop.set()
 
     async def watch(self, server: embedded.Server) -> None:
         """End the session when Postgres ends by itself."""
         await server.process.wait()
+        if self.stop.is_set():  # the second Ctrl-C has ended it
+            return
         self.screen.say(f"tickd dev: Postgres has ended by itself; see {server.log}", style="bold red")
         self.code = 1
         self.stop.set()
