@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from tests.pages import DOCS, ROOT, blocks
+from tickd.cli import app
 from tickd.duration import duration_text
 from tickd.log import EVENTS, TERMINAL_EVENTS
 from tickd.schedule import parse
@@ -46,6 +49,14 @@ def test_the_page_marks_what_ends_a_tick():
 def test_the_skip_reasons_on_the_page_are_the_closed_list():
     """Each reason has its own remedy."""
     assert {name for row in table("### Why a tick was skipped") for name in code(row[0])} == set(SkipReason)
+
+
+def test_the_commands_on_the_page_are_those_that_there_are():
+    """The page is where somebody looks who does not know that a command exists."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+
+    assert {code(row[0])[0] for row in table("## Commands")} == {f"tickd {name}" for name in group.commands}
 
 
 def test_the_settings_on_the_page_are_those_that_are_read():
