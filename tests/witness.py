@@ -4,6 +4,7 @@ The nodes of `tests/graphs/witnessed.py` write the rows. A *run* here is what on
 token: the span from its first node's begin to its last node's end.
 """
 
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple
@@ -29,6 +30,9 @@ CREATE TABLE witness.node_run (
     began timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended timestamptz
 );
+CREATE FUNCTION witness.tell() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY witness; RETURN NULL; END';
+CREATE TRIGGER tell AFTER INSERT OR UPDATE ON witness.node_run EXECUTE FUNCTION witness.tell();
+LISTEN witness;
 CREATE VIEW witness.run AS
 SELECT graph, fire_time, attempt, replica, token, thread_id, pid,
        min(began) AS began, max(coalesce(ended, 'infinity')) AS ended
@@ -105,6 +109,15 @@ class Witness:
     def nodes(self, graph: str | None = None) -> list[Any]:
         """Return every node's row, in the order of their beginnings."""
         return self._rows(NODES, graph=graph)
+
+    def wait_for_node(self, node: str, *, count: int = 1, timeout: float = 15) -> Any:
+        """Return the row of the first node with this name (or of the `count`-th), once it has begun."""
+        deadline = time.monotonic() + timeout
+        while len(found := [row for row in self.nodes() if row.node == node]) < count:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{node} has not begun: {self.nodes()}"
+            list(self.connection.notifies(timeout=left, stop_after=1))
+        return found[count - 1]
 
     def now(self) -> datetime:
         """Return the database's time, to tell `bury` when a process was killed."""

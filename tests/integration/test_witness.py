@@ -105,6 +105,15 @@ def test_a_run_without_an_end_goes_on_until_its_replica_is_buried(witness: Witne
     assert witness.overlaps() == []
 
 
+def test_a_node_is_waited_for(witness: Witness):
+    """A test that stops a replica in mid-run must know that the node is at work, not only that the tick started."""
+    run(witness, 0, 0, 1)
+
+    assert witness.wait_for_node("n").fire_time == NOON
+    with pytest.raises(AssertionError, match="has not begun"):
+        witness.wait_for_node("n", count=2, timeout=0.2)
+
+
 CONFIG: Any = {
     "configurable": {"thread_id": "g/2026-05-04T12:00:00Z"},
     "metadata": {
