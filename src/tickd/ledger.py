@@ -134,18 +134,22 @@ FROM tickd.ticks
 WHERE space = %s AND mode = 'skip' AND outcome = 'handed_off'
 ORDER BY fire_time
 """
-# Without an outcome, and nobody has the graph's lock. pg_locks is read live and the rows are of the statement's
-# snapshot, so a tick that is being recorded at this moment may show up here by mistake.
+# Without an outcome, and either a later hold has been granted since, or nobody has the graph's lock. pg_locks is read
+# live and the rows are of the statement's snapshot, so a tick that is being recorded at this moment may show up here by
+# mistake.
 SUSPECTS = """
 SELECT t.graph, t.fire_time, t.token
 FROM tickd.ticks AS t
 JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
 WHERE t.space = %s AND t.mode = 'skip' AND t.outcome IS NULL
-  AND (t.space, g.key) NOT IN (
-    SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
-    FROM pg_locks AS l
-    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
-      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (
+    t.token < g.token
+    OR (t.space, g.key) NOT IN (
+      SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
+      FROM pg_locks AS l
+      WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    )
   )
 """
 # A holder records before it unlocks. So a row that has no outcome in a snapshot taken *after* its lock was seen to be
@@ -274,8 +278,13 @@ def _record_parameters(space: int, tick: Tick, token: int, finish: Finish) -> di
         "outcome": finish.outcome.value,
         "attempt": finish.attempt,
         "error_type": finish.error_type,
-        "error": finish.error and finish.error.replace("\0", "\\0"),
+        "error": finish.error and _storable(finish.error),
     }
+
+
+def _storable(text: str) -> str:
+    """Return the text as Postgres can keep it: without lone surrogates and zero bytes, which a graph's error may have."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 async def unfinished(session: LockSession, graph: str) -> Unfinished | None:
