@@ -81,6 +81,8 @@ class Backlog:
         async with AsyncExitStack() as rooms:
             until = due + max(entry.grace, entry.catch_up)
             room = await self._runner.find_room(rooms, due + entry.grace)
+            if room.reason == "draining":
+                return skipped(SkipReason.DRAINING)
             session = await self._runner.open_in_time(tick, until)
             if isinstance(session, End):
                 return session

@@ -22,7 +22,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, LiteralString, TypeVar
@@ -235,7 +235,7 @@ class LockSession:
 
     def _shut_down(self) -> None:
         # A duplicate descriptor, because libpq owns the connection's: shutting down acts on the socket behind both.
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as link:
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.connection.fileno())) as link:
             link.shutdown(socket.SHUT_RDWR)
 
 

@@ -166,6 +166,8 @@ class Runner:
             return skipped(SkipReason.DRAINING)
         async with AsyncExitStack() as rooms:
             room = await self.find_room(rooms, due + entry.grace)
+            if room.reason == "draining":
+                return skipped(SkipReason.DRAINING)
             if room.attempting is None:
                 return await self._came_too_late(entry, tick, due, room.reason)
             session = await self.open_in_time(tick, due + entry.grace)
@@ -284,14 +286,14 @@ class Runner:
         if patience <= timedelta(0):
             return Room(None, "late")
         try:
-            async with asyncio.timeout(patience.total_seconds()):
+            async with self._stop.limit(patience):
                 await rooms.enter_async_context(self._run_room)
                 attempting = await rooms.enter_async_context(AsyncExitStack())
                 await attempting.enter_async_context(self._attempt_room)
                 reason = "loop_blocked"
                 await self._graphs.answer()
         except TimeoutError:
-            return Room(None, reason)
+            return Room(None, "draining" if self._stop.requested else reason)
         return Room(attempting, reason)
 
     async def open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:

@@ -1,6 +1,7 @@
 """The supervision of one run: what is started, and what presses it until it has really ended."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -91,13 +92,16 @@ class Supervision:
     async def see_to_its_end(self) -> tuple[Stopping, RunEnd]:
         """Return what pressed the run and how it ended.
 
-        Cancelled from outside, it cancels the run and still waits for its end: the hold has to outlast the run.
+        Cancelled from outside, or at a fault of its own, it cancels the run and still waits for its end: the hold has to
+        outlast the run, however often somebody asks again.
         """
         try:
             return await self._follow()
-        except asyncio.CancelledError:
-            self._run.cancel()
-            await asyncio.wait({self._run.ended})
+        except BaseException:
+            while not self._run.ended.done():
+                self._run.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({self._run.ended}, timeout=CANCEL_AGAIN)
             raise
         finally:
             listening = {self._watch, self._stop, self._displaced}
