@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from tickd.entry import Entry
+from tickd.fence import is_refused
 from tickd.ledger import Finish, Refusal
 from tickd.lock import Hold, Loss
 from tickd.log import text_of
@@ -86,16 +87,21 @@ class Ran:
         return retry_pause(entry.retries, failures=failures, names=names, seed=str(tick))
 
 
-def end_of_run(  # noqa: PLR0911  # one return per kind of end reads best
-    ended: RunEnd, stopping: Stopping, timeout: timedelta | None, facts: dict[str, Any]
-) -> End:
+def end_of_run(ended: RunEnd, stopping: Stopping, timeout: timedelta | None, facts: dict[str, Any]) -> End:
     """Turn a run's end, and what pressed it, into the tick's end."""
     # A checkpoint that the cut-off refused is a consequence of the loss, not an error of the graph.
     failure = {} if isinstance(ended.error, CutOff) else failure_fields(ended.error)
     if stopping.loss is not None:
         return lost(stopping.loss, End(Outcome.FAILED if ended.error else Outcome.RAN, facts | failure))
+    if ended.error is not None and is_refused(ended.error):
+        # Postgres knows of a newer hold than this process does.
+        return lost(Loss("fenced", text_of(ended.error).strip()), End(Outcome.FAILED, facts))
     if stopping.timed_out:
         return End(Outcome.TIMED_OUT, facts | {"timeout_ms": milliseconds(timeout or timedelta(0))})
+    return _end_by_kind(ended, stopping, facts, failure)
+
+
+def _end_by_kind(ended: RunEnd, stopping: Stopping, facts: dict[str, Any], failure: dict[str, Any]) -> End:
     if ended.kind is EndKind.FINISHED:
         return End(Outcome.RAN, facts | {"steps": ended.steps})
     if ended.kind is EndKind.INTERRUPTED:

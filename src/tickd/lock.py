@@ -95,7 +95,8 @@ class Loss:
 
     The cause is one of: `session_ended` (the server said so), `no_answer` (a probe ran out of time), `not_confirmed` (this
     process stood still for longer than a silent client's lock is kept), `failover` (the lock is on a server that is not
-    the primary any more), `superseded` (the ledger has a newer token).
+    the primary any more), `superseded` (the ledger has a newer token), `fenced` (Postgres refused a
+    checkpoint, because the thread is under a newer hold).
     """
 
     cause: str

@@ -7,7 +7,9 @@ run no DDL at all when everything is current, which also lets a role without rig
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import resources
 from typing import Any, LiteralString
@@ -18,7 +20,8 @@ from psycopg import AsyncConnection, errors, sql
 from psycopg.rows import dict_row
 
 from tickd.errors import DatabaseUnusable
-from tickd.lock import LockPlace, open_session
+from tickd.guard import guard_is_current, guard_was_removed, install_guard, remove_guard
+from tickd.lock import LockPlace, closing, open_session
 from tickd.stop import Stop
 
 
@@ -47,17 +50,21 @@ WHERE NOT i.indisvalid
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What the database has: the ledger's version (0: none), the saver's (-1: none), and indexes left half built."""
+    """What the database has: the ledger's version (0: none), the saver's (-1: none), the guard, indexes left half built.
+
+    `guard` is true when the guard is as this version wants it, and also when somebody has removed it on purpose.
+    """
 
     ledger: int
     saver: int
+    guard: bool = False
     invalid_indexes: tuple[tuple[str, str], ...] = ()
 
     @property
     def current(self) -> bool:
         """Say whether there is nothing left to do."""
         present = (self.ledger, self.saver) >= (len(STEPS), len(AsyncPostgresSaver.MIGRATIONS) - 1)
-        return present and not self.invalid_indexes
+        return present and self.guard and not self.invalid_indexes
 
 
 async def migrate(
@@ -93,17 +100,30 @@ async def migrate(
 
 
 async def migrate_at(place: LockPlace, *, deadline: float) -> tuple[Versions, Versions]:
-    """Migrate over a session of its own, for a command that waits for nothing else."""
+    """Migrate over a session of its own, for a command that waits for nothing else; brings a removed guard back."""
+    async with _session(place) as connection:
+        before, after = await migrate(connection, stop=Stop(), deadline=deadline)
+        if await install_guard(connection):
+            before = replace(before, guard=False)
+        return before, after
+
+
+async def remove_guard_at(place: LockPlace) -> bool:
+    """Remove the guard, and let no start bring it back; return whether there was one."""
+    async with _session(place) as connection:
+        return await remove_guard(connection)
+
+
+@asynccontextmanager
+async def _session(place: LockPlace) -> AsyncIterator[AsyncConnection[Any]]:
     try:
         session = await open_session(place)
     except (psycopg.OperationalError, TimeoutError, OSError) as error:
         raise DatabaseUnusable(
             f"the database {place.dsn.describe()} is not reachable: {place.dsn.redact(str(error)).strip()}"
         ) from error
-    try:
-        return await migrate(session.connection, stop=Stop(), deadline=deadline)
-    finally:
-        await session.close()
+    async with closing(session):
+        yield session.connection
 
 
 async def _bring_up(connection: AsyncConnection[Any]) -> Versions:
@@ -120,15 +140,18 @@ async def _bring_up(connection: AsyncConnection[Any]) -> Versions:
         await connection.execute(
             sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(sql.Identifier(schema, name))
         )
+    if not await guard_was_removed(connection):
+        await install_guard(connection)
     return found
 
 
 async def _versions(connection: AsyncConnection[Any]) -> Versions:
     ledger = await _value(connection, LEDGER_VERSION) if await _value(connection, LEDGER_PRESENT) else 0
     saver = await _value(connection, SAVER_VERSION) if await _value(connection, SAVER_PRESENT) else -1
+    guarded = await guard_is_current(connection) or await guard_was_removed(connection)
     cursor = await connection.execute(INVALID_INDEXES)
     invalid = tuple((row["schema"], row["name"]) for row in await cursor.fetchall())
-    return Versions(ledger, saver, invalid)
+    return Versions(ledger, saver, guarded, invalid)
 
 
 async def _value(connection: AsyncConnection[Any], query: LiteralString, *parameters: Any) -> Any:

@@ -45,13 +45,6 @@ class TrustWindows:
 
     def check(self) -> None:
         """Raise Unusable, with the arithmetic, unless the client gives up before the server or the lease does."""
-        renewals = 3 * self.probe_interval + self.probe_timeout
-        if self.lease < renewals or self.lease <= self.client:
-            raise Unusable(
-                f"TICKD_LEASE {_s(self.lease)} is too short: it has to outlast three renewals and one time-out, 3 x "
-                f"{_s(self.probe_interval)} + {_s(self.probe_timeout)} = {_s(renewals)}, and the client's own window of "
-                f"{_s(self.client)}, so that a holder has stopped before its tick is taken over"
-            )
         if self.client >= self.server:
             raise Unusable(
                 "a replica that is cut off would still run when Postgres gives its lock away: the client needs "
@@ -60,6 +53,13 @@ class TrustWindows:
                 f"{_s(self.server_idle)} + {self.server_count} x {_s(self.server_interval)} = {_s(self.server)}; the first "
                 "sum has to be the smaller one. Shorten TICKD_PROBE_INTERVAL, TICKD_PROBE_TIMEOUT or TICKD_STOP_ALLOWANCE, "
                 "or lengthen TICKD_KEEPALIVE_IDLE, TICKD_KEEPALIVE_INTERVAL or TICKD_KEEPALIVE_COUNT"
+            )
+        renewals = 3 * self.probe_interval + self.probe_timeout
+        if self.lease < renewals or self.lease <= self.client:
+            raise Unusable(
+                f"TICKD_LEASE {_s(self.lease)} is too short: it has to outlast three renewals and one time-out, 3 x "
+                f"{_s(self.probe_interval)} + {_s(self.probe_timeout)} = {_s(renewals)}, and the client's own window of "
+                f"{_s(self.client)}, so that a holder has stopped before its tick is taken over"
             )
 
 

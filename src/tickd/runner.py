@@ -390,7 +390,7 @@ class Runner:
             **resumed,
         )
         began = time.monotonic()
-        order = order_of(entry, tick, admission, self._loaded[tick.graph], self._place.replica)
+        order = order_of(entry, tick, admission, self._loaded[tick.graph], self._place)
         supervision = Supervision(
             self._graphs.run(order),
             session,

@@ -29,7 +29,9 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.dsn import Dsn
+from tickd.fence import FencedSaver
 from tickd.graphs import LoadedGraph, Reference, load_all
+from tickd.tick import Tick
 
 
 T = TypeVar("T")
@@ -62,9 +64,10 @@ class RunOrder:
     """What to run: everything that LangGraph is told about one attempt of one tick."""
 
     loaded: LoadedGraph
-    tick: Any
+    tick: Tick
     thread_id: str
     run_id: uuid.UUID
+    space: int
     token: int
     input: Any
     context: Any
@@ -198,19 +201,13 @@ class CutOff(Exception):
     """A checkpoint was not written, because the run's hold is gone."""
 
 
-class RunSaver(AsyncPostgresSaver):
-    """The saver of one run: counts its super-steps, and writes nothing once the run is cut off."""
+class RunSaver(FencedSaver):
+    """The saver of one run: writes under the run's hold, and nothing once the run is cut off."""
 
-    def __init__(self, pool: AsyncConnectionPool[Any], run: Run) -> None:
-        super().__init__(pool)
+    def __init__(self, pool: AsyncConnectionPool[Any], run: "Run") -> None:
+        order = run.order
+        super().__init__(pool, space=order.space, graph=order.tick.graph, token=order.token)
         self._run = run
-        self._first: int | None = None
-        self._last = 0
-
-    @property
-    def steps(self) -> int:
-        """Return how many super-steps were checkpointed."""
-        return 0 if self._first is None else max(0, self._last - self._first)
 
     async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         """Save what a node has written, unless the run is cut off."""
@@ -218,13 +215,8 @@ class RunSaver(AsyncPostgresSaver):
         await super().aput_writes(config, writes, task_id, task_path)
 
     async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        """Save the checkpoint unless the run is cut off; note its step when it is the graph's own and not a subgraph's."""
+        """Save the checkpoint, unless the run is cut off."""
         self._refuse_when_cut_off()
-        if not config["configurable"].get("checkpoint_ns"):
-            step = metadata["step"]
-            if self._first is None:
-                self._first = step + 1 if metadata.get("source") == "input" else min(step - 1, 0)
-            self._last = step
         return await super().aput(config, checkpoint, metadata, new_versions)
 
     def _refuse_when_cut_off(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from tickd.ends import Stopping
 from tickd.graphs import LoadedGraph
 from tickd.ledger import Admission
-from tickd.lock import LockSession, Loss, Probe
+from tickd.lock import LockPlace, LockSession, Loss, Probe
 from tickd.runs import EndKind, Run, RunEnd, RunOrder
 from tickd.schedule import Entry
 from tickd.stop import Stop
@@ -22,7 +22,9 @@ from tickd.tick import Tick, instant_text, run_id
 CANCEL_AGAIN = 1.0
 
 
-def order_of(entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph, replica: str) -> RunOrder:
+def order_of(
+    entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph, place: LockPlace
+) -> RunOrder:
     """Return everything that LangGraph is told of this attempt; nodes and traces find their tick in the metadata."""
     identity = run_id(tick)
     config: dict[str, Any] = {
@@ -39,7 +41,7 @@ def order_of(entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph
             "tickd_graph": tick.graph,
             "tickd_fire_time": instant_text(tick.fire_time),
             "tickd_attempt": admission.attempt,
-            "tickd_replica": replica,
+            "tickd_replica": place.replica,
             "tickd_token": admission.token,
         },
     }
@@ -50,6 +52,7 @@ def order_of(entry: Entry, tick: Tick, admission: Admission, loaded: LoadedGraph
         tick=tick,
         thread_id=admission.thread_id,
         run_id=identity,
+        space=place.space,
         token=admission.token,
         # LangGraph takes None for "continue", and an empty mapping for a start without input.
         input={} if entry.input is None else entry.input_for(tick),

@@ -133,6 +133,7 @@ def test_the_words_of_outcomes_and_reasons_are_the_documented_ones():
     }
     assert {str(reason) for reason in SkipReason} == {
         "lock_held",
+        "queued",
         "already_ran",
         "paused",
         "draining",

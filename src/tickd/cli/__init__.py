@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tickd.cli import dev, operate, replica, schedule
+from tickd.cli import dev, foreground, operate, replica, schedule
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -24,6 +24,7 @@ replica.register(app)
 dev.register(app)
 schedule.register(app)
 operate.register(app)
+foreground.register(app)
 
 
 def main() -> None:

@@ -59,30 +59,46 @@ def run(
 
 
 def migrate(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    *,
+    remove_guard: Annotated[
+        bool,
+        typer.Option(
+            "--remove-guard",
+            help="Take away the triggers that refuse writes without a hold; `tickd migrate` brings them back.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Create or update the tables of tickd and of the LangGraph checkpointer.
+    """Create or update the tables of tickd and of the LangGraph checkpointer, and the guard on the latter.
 
     Every replica does this at its start, so you need it only where the daemon's role may not create tables.
     """
+    from tickd.lock import LockPlace  # noqa: PLC0415  # see run
+    from tickd.migrations import migrate_at, remove_guard_at  # noqa: PLC0415  # see run
     from tickd.settings import read_settings  # noqa: PLC0415  # see run
 
-    before, after = asyncio.run(_migrate(read_settings()))
-    facts: dict[str, Any] = {"changed": before != after, "ledger": after.ledger, "saver": after.saver}
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(
-            f"{'Migrated' if before != after else 'Nothing to do'}: "
-            f"ledger version {after.ledger}, checkpointer version {after.saver}."
-        )
-
-
-async def _migrate(settings: Any) -> Any:
-    from tickd.lock import LockPlace  # noqa: PLC0415  # see run
-    from tickd.migrations import migrate_at  # noqa: PLC0415  # see run
-
+    settings = read_settings()
     place = LockPlace(
         settings.lock_database(), settings.replica, settings.lock_space, settings.connect_timeout
     )
-    return await migrate_at(place, deadline=time.monotonic() + settings.database_deadline.total_seconds())
+    if remove_guard:
+        removed = asyncio.run(remove_guard_at(place))
+        facts: dict[str, Any] = {"changed": removed, "guard": False}
+        sentence = "The guard is removed." if removed else "There was no guard."
+    else:
+        deadline = time.monotonic() + settings.database_deadline.total_seconds()
+        before, after = asyncio.run(migrate_at(place, deadline=deadline))
+        facts = {
+            "changed": before != after,
+            "ledger": after.ledger,
+            "saver": after.saver,
+            "guard": after.guard,
+        }
+        sentence = (
+            f"{'Migrated' if before != after else 'Nothing to do'}: ledger version {after.ledger}, "
+            f"checkpointer version {after.saver}, guard installed."
+        )
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(sentence)

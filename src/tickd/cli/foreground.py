@@ -1,0 +1,174 @@
+"""`tickd fire` and `tickd resume-tick`: run a graph now, in this terminal, under the lock that the replicas take."""
+
+import asyncio
+import inspect
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tickd.cli.arguments import DEFAULT_SCHEDULE, Json
+from tickd.cli.output import print_json
+from tickd.errors import Unusable
+from tickd.tick import Outcome, Tick, instant_text, parse_instant
+
+
+Graph = Annotated[str, typer.Argument(help="The graph's name in the schedule.", show_default=False)]
+FireTime = Annotated[str, typer.Argument(help="The tick's fire time, as the log has it.", show_default=False)]
+Schedule = Annotated[
+    Path, typer.Option("--schedule", "-s", envvar="TICKD_SCHEDULE", help="The schedule file.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(fire)
+    app.command("resume-tick")(resume_tick)
+
+
+def fire(
+    graph: Graph,
+    *,
+    schedule: Schedule = DEFAULT_SCHEDULE,
+    given: Annotated[
+        str | None, typer.Option("--input", "-i", help="The input, as JSON; default: the schedule's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a graph now, in the foreground, as a tick of its own; refused with the holder's name while it is held."""
+    entry, directory = _entry(schedule, graph), schedule.absolute().parent
+    value = None if given is None else _json(given, "--input")
+
+    async def story() -> int:
+        from tickd.writer import sole_writer  # noqa: PLC0415  # langgraph takes a second to import
+
+        async with AsyncExitStack() as stack:
+            loaded = await _load(entry, directory, stack)
+            async with sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold:
+                if value is not None or not hold:
+                    return await _invoke(entry, loaded, hold, value, as_json=as_json)
+                return await _invoke(
+                    entry, loaded, hold, await _input(entry, loaded, hold.tick), as_json=as_json
+                )
+
+    raise typer.Exit(asyncio.run(story()))
+
+
+def resume_tick(
+    graph: Graph,
+    fire_time: FireTime,
+    *,
+    value: Annotated[str, typer.Option("--value", help="The answer to the interrupt, as JSON.")],
+    schedule: Schedule = DEFAULT_SCHEDULE,
+    as_json: Json = False,
+) -> None:
+    """Answer a tick that waits on an interrupt, and run it to its end in the foreground, under the graph's lock."""
+    entry, directory = _entry(schedule, graph), schedule.absolute().parent
+    answer = _json(value, "--value")
+    try:
+        tick = Tick(graph, parse_instant(fire_time))
+    except ValueError as error:
+        raise Unusable(f"{error}") from None
+
+    async def story() -> int:
+        from langgraph.types import Command  # noqa: PLC0415  # as above
+
+        from tickd.writer import continue_tick  # noqa: PLC0415  # as above
+
+        async with AsyncExitStack() as stack:
+            loaded = await _load(entry, directory, stack)
+            async with continue_tick(tick, name=_name("resume-tick")) as hold:
+                return await _invoke(entry, loaded, hold, Command(resume=answer), as_json=as_json)
+
+    raise typer.Exit(asyncio.run(story()))
+
+
+async def _load(entry: Any, directory: Path, stack: AsyncExitStack) -> Any:
+    """Load the graph before anything is held or admitted, for a typing error in it is no tick's outcome."""
+    from tickd.graphs import Reference, load_all  # noqa: PLC0415  # as above
+
+    reference = Reference(entry.name, entry.graph, entry.input if isinstance(entry.input, str) else None)
+    return (await load_all([reference], directory, stack))[entry.name]
+
+
+async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
+    """Return the input that the schedule gives the tick."""
+    if loaded.make_input is None:
+        return entry.input_for(tick) or {}
+    made = loaded.make_input(tick)
+    return await made if inspect.isawaitable(made) else made
+
+
+async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bool) -> int:
+    """Run the graph under the hold and tell what became of it; 1 when it was refused."""
+    facts: dict[str, Any] = {"graph": entry.name, "fire_time": instant_text(hold.tick.fire_time)}
+    if not hold:
+        holder = hold.holder.replica if hold.holder else None
+        facts |= {"outcome": "skipped", "reason": hold.reason, "holder": holder}
+        _tell(facts, _refusal(hold), as_json=as_json)
+        return 1
+    began = time.monotonic()
+    graph: Any = loaded.graph.copy({"checkpointer": hold.saver})
+    async with asyncio.timeout(entry.timeout and entry.timeout.total_seconds()):
+        result = await graph.ainvoke(
+            given, _config(entry, hold), context=entry.context, durability=entry.durability
+        )
+    interrupts = result.get("__interrupt__") if isinstance(result, Mapping) else None
+    if interrupts:
+        hold.outcome = Outcome.INTERRUPTED
+    took = round((time.monotonic() - began) * 1000, 1)
+    thread_id = hold.config["configurable"]["thread_id"]
+    facts |= {"outcome": hold.outcome.value, "thread_id": thread_id, "duration_ms": took}
+    waits = f" and waits for an answer: {[i.value for i in interrupts]}" if interrupts else ""
+    _tell(facts, f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}", as_json=as_json)
+    return 0
+
+
+def _config(entry: Any, hold: Any) -> dict[str, Any]:
+    """Return the hold's config with the entry's own settings added."""
+    config = dict(hold.config)
+    config["configurable"] = {**entry.config.configurable, **config["configurable"]}
+    config["metadata"] = {**entry.config.metadata, **config["metadata"]}
+    config["tags"] = [*config["tags"], *entry.config.tags]
+    if entry.config.recursion_limit is not None:
+        config["recursion_limit"] = entry.config.recursion_limit
+    return config
+
+
+def _refusal(hold: Any) -> str:
+    if hold.holder is None:
+        return f"{hold.tick.graph} was not run: {hold.reason}"
+    since = f" since {instant_text(hold.holder.since)}" if hold.holder.since else ""
+    return f"{hold.tick.graph} was not run: {hold.holder.replica} (backend {hold.holder.pid}) holds it{since}"
+
+
+def _entry(schedule: Path, graph: str) -> Any:
+    from tickd.schedule_file import read  # noqa: PLC0415  # as above
+
+    entries = read(schedule, os.environ).entries
+    if graph not in entries:
+        raise Unusable(f"{schedule} has no graph {graph!r}; it has {', '.join(entries)}")
+    return entries[graph]
+
+
+def _json(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Unusable(f"{option} is not JSON: {error}") from None
+
+
+def _name(command: str) -> str:
+    return f"{command}-{os.getpid()}"
+
+
+def _tell(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        typer.echo(sentence)

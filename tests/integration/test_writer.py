@@ -1,0 +1,283 @@
+"""The public way in, async and sync: the same lock, the same row, the same fence as the daemon's."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+
+import tickd
+import tickd.sync
+from tests.fences import config, graph, prepare
+from tickd import LockLost
+from tickd.errors import DatabaseUnusable, Unusable
+from tickd.fence import is_refused
+from tickd.settings import Settings, read_settings
+from tickd.tick import Outcome, SkipReason
+from tickd.writer import continue_tick
+
+
+@pytest.fixture
+async def settings(dsn: str) -> Settings:
+    """The settings of a script on the test's migrated database."""
+    await prepare(dsn)
+    return read_settings(database_url=dsn, replica="script")
+
+
+def rows(dsn: str, graph: str) -> list[tuple[Any, ...]]:
+    """Return outcome, replica, token and error type of the graph's ticks."""
+    with psycopg.connect(dsn) as connection:
+        query = (
+            "SELECT outcome, replica, token, error_type FROM tickd.ticks WHERE graph = %s ORDER BY fire_time"
+        )
+        return connection.execute(query, [graph]).fetchall()
+
+
+async def test_a_block_runs_its_graph_as_a_tick_of_its_own(dsn: str, settings: Settings):
+    """What a web handler ran is in the ledger beside what the replicas ran."""
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        result = await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+
+    assert result["seen"] == ["n0", "n1"]
+    assert rows(dsn, "restock") == [("ran", "script", 1, None)]
+    assert hold.config["metadata"]["tickd_token"] == 1
+
+
+async def test_a_second_writer_is_refused_at_once_and_names_the_first(settings: Settings):
+    """Nobody waits: the answer is who has it."""
+    async with (
+        tickd.sole_writer("restock", settings=settings) as first,
+        tickd.sole_writer("restock", settings=settings) as second,
+    ):
+        assert first
+        assert not second
+        assert second.reason is SkipReason.LOCK_HELD
+        assert second.holder is not None
+        assert second.holder.replica == "script"
+        with pytest.raises(RuntimeError, match="script has it"):
+            _ = second.saver
+
+
+async def test_two_graphs_do_not_block_each_other(settings: Settings):
+    """The lock is the graph's, not the application's."""
+    async with (
+        tickd.sole_writer("restock", settings=settings) as first,
+        tickd.sole_writer("audit", settings=settings) as second,
+    ):
+        assert first
+        assert second
+
+
+async def test_an_exception_ends_the_tick_as_failed_and_lets_go(dsn: str, settings: Settings):
+    """The block's own error is the news, and the next writer comes in."""
+    with pytest.raises(ZeroDivisionError):
+        async with tickd.sole_writer("restock", settings=settings):
+            _ = 1 / 0
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        assert hold
+
+    assert rows(dsn, "restock") == [("failed", "script", 1, "ZeroDivisionError"), ("ran", "script", 2, None)]
+
+
+async def test_a_plain_saver_is_refused_on_a_thread_of_tickd_and_passes_on_others(
+    dsn: str, settings: Settings
+):
+    """The entry point that never asked for the lock is the one that the lock cannot stop."""
+    async with tickd.sole_writer("restock", thread_id="restock", settings=settings) as hold:
+        await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+
+    async with AsyncPostgresSaver.from_conn_string(dsn) as rogue:
+        compiled = graph().compile(checkpointer=rogue)
+        with pytest.raises(psycopg.Error) as refused:
+            await compiled.ainvoke({"seen": []}, config("restock"))
+        passed = await compiled.ainvoke({"seen": []}, config("of somebody else"))
+
+    assert is_refused(refused.value)
+    assert "graph restock" in str(refused.value)
+    assert passed["seen"] == ["n0", "n1"]
+
+
+async def test_a_terminated_session_sets_lost_and_ends_in_lock_lost(
+    dsn: str, admin_dsn: str, settings: Settings
+):
+    """Code that goes on after its lock is gone has to learn that what it did was not alone."""
+    with pytest.raises(LockLost):  # noqa: PT012  # the block is the test: it is left by the exception
+        async with tickd.sole_writer("restock", settings=settings) as hold:
+            with psycopg.connect(admin_dsn, autocommit=True) as admin:
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 7301"
+                )
+            await hold.lost.wait()
+
+    assert rows(dsn, "restock") == [(None, "script", 1, None)]
+
+
+async def test_an_interrupted_tick_is_continued_once(dsn: str, settings: Settings):
+    """The answer to an interrupt goes to the thread that asked, under the lock, and only as long as it asks."""
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        hold.outcome = Outcome.INTERRUPTED
+    async with continue_tick(hold.tick, settings=settings) as again:
+        assert again
+        assert again.config["configurable"]["thread_id"] == str(hold.tick)
+        assert again.config["metadata"]["tickd_attempt"] == 2
+    async with continue_tick(hold.tick, settings=settings) as late:
+        assert not late
+
+    assert rows(dsn, "restock") == [("ran", "script", 2, None)]
+
+
+async def test_a_thread_may_be_made_from_the_tick(settings: Settings):
+    """`thread` of the schedule is a rule, not a name."""
+    async with tickd.sole_writer(
+        "restock", thread_id=lambda tick: f"t-{tick.graph}", settings=settings
+    ) as hold:
+        assert hold.config["configurable"]["thread_id"] == "t-restock"
+
+
+async def test_an_empty_name_is_refused(settings: Settings):
+    """All nameless graphs would exclude each other."""
+    with pytest.raises(Unusable, match="needs a name"):
+        async with tickd.sole_writer("", settings=settings):
+            pass
+
+
+async def test_an_unreachable_database_is_named_without_its_password():
+    """A script's traceback ends up in tickets."""
+    settings = read_settings(database_url="postgresql://u:Sw0rdf1sh@127.0.0.1:1/x")
+
+    with pytest.raises(DatabaseUnusable, match=r"u@127\.0\.0\.1:1/x cannot be reached") as refused:
+        async with tickd.sole_writer("restock", settings=settings):
+            pass
+
+    assert "Sw0rdf1sh" not in str(refused.value)
+
+
+def test_without_an_event_loop_the_same_lock_and_the_same_saver(dsn: str):
+    """A notebook and a cron script have no loop, and the same threads to spoil."""
+    import asyncio  # noqa: PLC0415  # only this test has no loop
+
+    asyncio.run(prepare(dsn))
+    settings = read_settings(database_url=dsn, replica="script")
+    with tickd.sync.sole_writer("restock", settings=settings) as hold:
+        result = graph().compile(checkpointer=hold.saver).invoke({"seen": []}, hold.config)
+        with tickd.sync.sole_writer("restock", settings=settings) as second:
+            assert not second
+    with (
+        pytest.raises(ZeroDivisionError),
+        tickd.sync.sole_writer("restock", settings=settings),
+    ):
+        _ = 1 / 0
+
+    assert result["seen"] == ["n0", "n1"]
+    assert rows(dsn, "restock") == [("ran", "script", 1, None), ("failed", "script", 2, "ZeroDivisionError")]
+
+
+SCHEDULE = """
+graphs:
+  asks:
+    graph: ./asks.py:graph
+    every: 1d
+"""
+ASKS = """
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+
+from langgraph.types import interrupt
+
+
+class State(TypedDict, total=False):
+    answer: str
+
+
+def ask(state):
+    return {"answer": interrupt("approve?")}
+
+
+graph = StateGraph(State)
+graph.add_node("ask", ask)
+graph.add_edge(START, "ask")
+"""
+
+
+def run(folder: Path, dsn: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one command of tickd in the folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "tickd", *words],
+        cwd=folder,
+        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("settings")
+async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
+    """A graph that waits for a person is fired, shown, and answered from the same terminal."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE)
+    (tmp_path / "asks.py").write_text(ASKS)
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+    assert fired.returncode == 0, fired.stderr
+    assert "interrupted" in fired.stdout
+    assert "approve?" in fired.stdout
+    fire_time = fired.stdout.split()[0].removeprefix("asks/")
+    waiting = run(tmp_path, dsn, "backlog")
+    assert "interrupted" in waiting.stdout
+
+    answered = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
+    assert answered.returncode == 0, answered.stderr
+    assert " ran in " in answered.stdout
+    assert run(tmp_path, dsn, "backlog").stdout == "Nothing waits.\n"
+    assert "ran: the graph finished" in run(tmp_path, dsn, "why", "asks", fire_time).stdout
+    again = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
+    assert again.returncode == 1
+    assert "was not run" in again.stdout
+
+
+async def test_fire_is_refused_with_the_holders_name_while_the_graph_is_held(
+    dsn: str, settings: Settings, tmp_path: Path
+):
+    """A person at a terminal must not be the second writer either (C7)."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE)
+    (tmp_path / "asks.py").write_text(ASKS)
+    async with tickd.sole_writer("asks", settings=settings):
+        refused = run(tmp_path, dsn, "fire", "asks")
+
+    assert refused.returncode == 1
+    assert "asks was not run: script (backend" in refused.stdout
+
+
+async def test_a_paused_graph_is_refused_until_it_is_resumed(dsn: str, settings: Settings, tmp_path: Path):
+    """A pause holds for every way in, and a typing error in its name is said."""
+    async with tickd.sole_writer("restock", settings=settings):
+        pass
+
+    assert "is paused since" in run(tmp_path, dsn, "pause", "restock").stdout
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        assert hold.reason is SkipReason.PAUSED
+    wrong = run(tmp_path, dsn, "pause", "restok")
+    assert wrong.returncode == 2
+    assert "did you mean 'restock'?" in wrong.stderr
+    assert "fires again" in run(tmp_path, dsn, "resume", "restock").stdout
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        assert hold
+
+
+def test_the_guard_is_removed_and_brought_back_by_name(dsn: str, tmp_path: Path):
+    """Who takes the guard away means it: no start brings it back, only the command does."""
+    assert "guard installed" in run(tmp_path, dsn, "migrate").stdout
+    assert run(tmp_path, dsn, "migrate", "--remove-guard").stdout == "The guard is removed.\n"
+    assert run(tmp_path, dsn, "migrate", "--remove-guard").stdout == "There was no guard.\n"
+    assert "Migrated" in run(tmp_path, dsn, "migrate").stdout
+
+
+def test_the_public_names_are_typed_and_few():
+    """What is exported is what is promised."""
+    assert tickd.__all__ == ["LockLost", "WriterHold", "sole_writer"]
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = tickd.other
