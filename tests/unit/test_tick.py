@@ -140,6 +140,5 @@ def test_the_words_of_outcomes_and_reasons_are_the_documented_ones():
         "disabled",
         "coalesced",
         "backlog_full",
-        "queued",
         "interrupted",
     }
