@@ -1,11 +1,12 @@
 """`tickd check`, `tickd schema` and `tickd init`: the schedule file before anything runs; `tickd next` is in `upcoming`."""
 
+import asyncio
 import contextlib
 import importlib.resources
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tickd.cli import upcoming
 from tickd.cli.arguments import DEFAULT_SCHEDULE, Json, ScheduleFile
 from tickd.cli.output import print_json
 from tickd.errors import Unusable
-from tickd.schedule import Fault, Schedule, ScheduleError
+from tickd.schedule import Entry, Fault, Schedule, ScheduleError
 from tickd.schedule_file import read
 
 
@@ -37,10 +38,10 @@ def register(app: typer.Typer) -> None:
 def check(file: ScheduleFile = DEFAULT_SCHEDULE, *, as_json: Json = False) -> None:
     """Say everything that is wrong with a schedule, each with file, line and column.
 
-    The graphs are imported too. Exit code 2 when a replica would not start with the file.
+    Its graphs are loaded too, as a replica would load them. Exit code 2 when a replica would not start with the file.
     """
     try:
-        schedule = _checked(file)
+        schedule, warnings = _checked(file)
     except Unusable as error:
         if not as_json:
             raise
@@ -49,51 +50,62 @@ def check(file: ScheduleFile = DEFAULT_SCHEDULE, *, as_json: Json = False) -> No
             {"event": "schedule.rejected", "file": str(file), "error": str(error), "faults": _facts(faults)}
         )
         raise typer.Exit(UNUSABLE) from None
-    warnings = [*schedule.warnings, *_over(schedule, datetime.now(UTC))]  # noqa: TID251  # the shell reads the clock
+    count = len(schedule.entries)
     if as_json:
         print_json(
-            {
-                "event": "schedule.loaded",
-                "file": str(file),
-                "graphs": len(schedule.entries),
-                "warnings": _facts(warnings),
-            }
+            {"event": "schedule.loaded", "file": str(file), "graphs": count, "warnings": _facts(warnings)}
         )
         return
     for warning in warnings:
         typer.echo(f"{warning.file}:{warning.line}:{warning.column}: warning: {warning.message}")
-    count = len(schedule.entries)
     typer.echo(f"{file}: {count} {'graph' if count == 1 else 'graphs'}, nothing wrong")
 
 
-def _checked(file: Path) -> Schedule:
-    """Read the schedule and import its graphs; raises one ScheduleError for the faults of both."""
-    faults: tuple[Fault, ...] = ()
+def _checked(file: Path) -> tuple[Schedule, list[Fault]]:
+    """Read the schedule and load its graphs; raises one ScheduleError for the faults of both."""
+    faults: list[Fault] = []
     try:
         schedule = read(file, os.environ)
     except ScheduleError as error:
-        schedule, faults = error.readable, error.faults
-    faults = (*faults, *_unimportable(schedule, file))
+        schedule = error.readable
+        faults += error.faults
+    warnings = [*schedule.warnings, *_over(schedule, datetime.now(UTC))]  # noqa: TID251  # the shell reads the clock
+    if _to_load(schedule):
+        # What a module prints while it is imported is no part of our output.
+        with contextlib.redirect_stdout(sys.stderr):
+            asyncio.run(_load_graphs(schedule, file.resolve().parent, faults, warnings))
     if faults:
-        raise ScheduleError(tuple(sorted(faults, key=lambda fault: (fault.line, fault.column))), schedule)
-    return schedule
+        raise ScheduleError(tuple(sorted(faults, key=_in_order)), schedule)
+    return schedule, sorted(warnings, key=_in_order)
 
 
-def _unimportable(schedule: Schedule, file: Path) -> Iterator[Fault]:
-    from tickd.graphs import resolve, resolve_function  # noqa: PLC0415  # langgraph takes a second to import
+def _to_load(schedule: Schedule) -> list[Entry]:
+    return [entry for entry in schedule.entries.values() if entry.graph and entry.enabled]
 
-    directory = file.resolve().parent
-    for name, entry in schedule.entries.items():
-        if not (entry.graph and entry.enabled):
-            continue
-        try:
-            # What a module prints while it is imported is no part of our output.
-            with contextlib.redirect_stdout(sys.stderr):
-                resolve(name, entry.graph, directory)
-                if isinstance(entry.input, str):
-                    resolve_function(name, entry.input, directory)
-        except Unusable as error:
-            yield schedule.fault(name, str(error).removeprefix(f"graph {name}: "))
+
+async def _load_graphs(
+    schedule: Schedule, directory: Path, faults: list[Fault], warnings: list[Fault]
+) -> None:
+    from tickd.graphs import open_graph, resolve, resolve_function  # noqa: PLC0415  # langgraph takes a second to import
+
+    async with contextlib.AsyncExitStack() as stack:
+        for entry in _to_load(schedule):
+            try:
+                found = resolve(entry.name, entry.graph, directory)
+                make_input = (
+                    resolve_function(entry.name, entry.input, directory)
+                    if isinstance(entry.input, str)
+                    else None
+                )
+                loaded = await open_graph(entry.name, found, make_input, stack)
+            except Unusable as error:
+                faults.append(schedule.fault(entry.name, str(error).removeprefix(f"graph {entry.name}: ")))
+            else:
+                warnings += [schedule.fault(entry.name, warning) for warning in loaded.warnings]
+
+
+def _in_order(fault: Fault) -> tuple[int, int]:
+    return fault.line, fault.column
 
 
 def _over(schedule: Schedule, now: datetime) -> Iterator[Fault]:
@@ -102,7 +114,7 @@ def _over(schedule: Schedule, now: datetime) -> Iterator[Fault]:
             yield schedule.fault(name, "its last fire time is over: it does not fire any more")
 
 
-def _facts(faults: tuple[Fault, ...] | list[Fault]) -> list[dict[str, Any]]:
+def _facts(faults: Iterable[Fault]) -> list[dict[str, Any]]:
     return [
         {"file": each.file, "line": each.line, "column": each.column, "message": each.message}
         for each in faults
