@@ -245,6 +245,10 @@ class Fleet:
         self.replicas.append(replica)
         return replica
 
+    def named(self, name: str) -> Replica:
+        """Return the replica of this name, the last one that was started under it."""
+        return next(replica for replica in reversed(self.replicas) if replica.name == name)
+
     def lines(self, event: str, **fields: Any) -> list[Line]:
         """Return what all of them have logged of one event, in no order across replicas."""
         return [line for replica in self.replicas for line in replica.events(event, **fields)]

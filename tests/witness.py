@@ -74,6 +74,13 @@ ORDER BY began
 """
 NODES = "SELECT * FROM witness.node_run WHERE graph = coalesce(%(graph)s, graph) ORDER BY began, id"
 
+BEGUN = """
+SELECT * FROM witness.node_run
+WHERE graph = %(graph)s AND node = %(node)s AND id > %(after)s
+ORDER BY id
+LIMIT 1
+"""
+
 # A killed process never writes its end, yet it ended with the kill; open for ever it would overlap whoever follows.
 BURY = "UPDATE witness.node_run SET ended = greatest(began, %(at)s) WHERE replica = %(replica)s AND ended IS NULL"
 
@@ -118,6 +125,19 @@ class Witness:
             assert left > 0, f"{node} has not begun: {self.nodes()}"
             list(self.connection.notifies(timeout=left, stop_after=1))
         return found[count - 1]
+
+    def wait_for_begin(self, graph: str, node: str, *, after: int = 0, timeout: float = 15) -> Any:
+        """Return the first row of the graph's node with an id above `after`, once it has begun."""
+        deadline = time.monotonic() + timeout
+        while not (rows := self._rows(BEGUN, graph=graph, node=node, after=after)):
+            left = deadline - time.monotonic()
+            assert left > 0, f"{node} of {graph} has not begun after row {after}: {self.nodes(graph)}"
+            list(self.connection.notifies(timeout=left, stop_after=1))
+        return rows[0]
+
+    def last(self) -> int:
+        """Return the id of the newest row, for `wait_for_begin` to wait for a later one."""
+        return max((row.id for row in self.nodes()), default=0)
 
     def now(self) -> datetime:
         """Return the database's time, to tell `bury` when a process was killed."""

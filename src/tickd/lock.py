@@ -19,6 +19,7 @@ What can go wrong, and what happens:
 
 import asyncio
 import os
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -130,6 +131,8 @@ class LockSession:
         self.connection = connection
         self.place = place
         self._confirmed = time.monotonic()
+        # A descriptor of our own, because libpq closes its one when it finds the session ended.
+        self._link = socket.socket(fileno=os.dup(connection.fileno()))
 
     async def fetch(self, query: Any, parameters: Any = ()) -> Any:
         """Run one statement and return its first row; no answer within the time-out raises OperationalError."""
@@ -191,6 +194,15 @@ class LockSession:
             except psycopg.Error as error:
                 return Loss("session_ended", str(error).strip())
 
+    def in_doubt(self) -> bool:
+        """Say whether the server has sent something that nobody has read yet; from any thread, at once.
+
+        The answer to a probe is read in a moment. The end of the session can be read for ever.
+        """
+        look = select.poll()
+        look.register(self._link, select.POLLIN)
+        return bool(look.poll(0))
+
     async def unlock(self, graph: str) -> bool | None:
         """Free the graph's lock: True, or False when Postgres says it was not held, or None when the session is gone."""
         try:
@@ -201,7 +213,10 @@ class LockSession:
 
     async def close(self) -> None:
         """Close the connection, which frees whatever it still holds."""
-        await self.connection.close()
+        try:
+            await self.connection.close()
+        finally:
+            self._link.close()
 
     async def _fetch(self, query: Any, parameters: Any) -> Any:
         cursor = await self.connection.execute(query, parameters)
@@ -235,9 +250,9 @@ class LockSession:
         raise TimeoutError(f"Postgres gave no answer within {limit.total_seconds():g} s")
 
     def _shut_down(self) -> None:
-        # A duplicate descriptor, because libpq owns the connection's: shutting down acts on the socket behind both.
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.connection.fileno())) as link:
-            link.shutdown(socket.SHUT_RDWR)
+        # Acts on the socket behind all its descriptors. An error: the other end was quicker.
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
 
 
 async def open_session(place: LockPlace) -> LockSession:

@@ -392,7 +392,7 @@ class Runner:
         began = time.monotonic()
         order = order_of(entry, tick, admission, self._loaded[tick.graph], self._place)
         supervision = Supervision(
-            self._graphs.run(order),
+            self._graphs.run(order, in_doubt=session.in_doubt),
             session,
             stop=self._stop,
             timeout=entry.timeout,

@@ -88,6 +88,25 @@ class PoolSize:
 _current_run: contextvars.ContextVar["Run | None"] = contextvars.ContextVar("tickd_run", default=None)
 
 
+# How long the graph loop waits at a time for the main loop to read what the lock session was sent.
+LOOK_AGAIN = 0.001
+
+
+class _Control(RunControl):
+    """LangGraph asks it before each super-step whether to drain; while the hold is in doubt, the answer waits."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        super().__init__()
+        self._settle = settle
+
+    @property
+    def drain_requested(self) -> bool:
+        self._settle()
+        return super().drain_requested
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """One run, as the main loop sees it; `drain` and `cancel` may be called at any time and any number of times."""
@@ -96,11 +115,16 @@ class Run:
     ended: asyncio.Future[RunEnd]
     _main: asyncio.AbstractEventLoop
     _graphs: asyncio.AbstractEventLoop
-    _control: RunControl = field(default_factory=RunControl)
+    _in_doubt: Callable[[], bool]
+    _control: RunControl = field(init=False)
+    _told: threading.Event = field(default_factory=threading.Event)
     _task: asyncio.Task[None] | None = None
     _cancelled: bool = False
     cut_off_by: str | None = None
     _threads: set[Future[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._control = _Control(self.settle)
 
     @property
     def threads(self) -> int:
@@ -114,7 +138,17 @@ class Run:
     def cut_off(self, reason: str) -> None:
         """Let no checkpoint of this run through any more, and no further node start; in force when it returns."""
         self.cut_off_by = reason
+        self._told.set()
         self._control.request_drain(reason)
+
+    def settle(self) -> None:
+        """Return when the hold is out of doubt: the main loop has read what its session was sent, or has cut the run off.
+
+        A process that stood still comes back in the middle of a node, and this thread may come round before the one that
+        hears of the loss. The wait is for a loop that no graph can block, so it is over within a few milliseconds.
+        """
+        while self._in_doubt() and not self._told.wait(LOOK_AGAIN):
+            pass
 
     def cancel(self) -> None:
         """Cancel the graph where it stands."""
@@ -220,6 +254,7 @@ class RunSaver(FencedSaver):
         return await super().aput(config, checkpoint, metadata, new_versions)
 
     def _refuse_when_cut_off(self) -> None:
+        self._run.settle()
         if self._run.cut_off_by is not None:
             raise CutOff(self._run.cut_off_by)
 
@@ -275,10 +310,10 @@ class GraphThread:
         """Load every graph, on the loop where it will run; raises Unusable that names all that cannot be loaded."""
         return await self._on_graph_loop(load_all(references, directory, self._stack))
 
-    def run(self, order: RunOrder) -> Run:
-        """Start a run and return its handle at once."""
+    def run(self, order: RunOrder, *, in_doubt: Callable[[], bool]) -> Run:
+        """Start a run and return its handle at once; `in_doubt` says whether there is unread news about its hold."""
         main = asyncio.get_running_loop()
-        run = Run(order, main.create_future(), main, self._loop)
+        run = Run(order, main.create_future(), main, self._loop, in_doubt)
         self._loop.call_soon_threadsafe(self._begin, run)
         return run
 

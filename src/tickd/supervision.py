@@ -101,6 +101,7 @@ class Supervision:
         try:
             return await self._follow()
         except BaseException:
+            self._run.cut_off("its supervision ended")
             while not self._run.ended.done():
                 self._run.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
