@@ -1,8 +1,10 @@
 """The fleet: whether any replica fires, and since when none did.
 
-Every replica that fires shares a lock for as long as it lives. Who can take that lock alone at its start is the first
-after all were down; it accounts for the fire times in between, while the others wait for it. The server decides, so a
-killed replica counts as gone at once. How far the fleet had come is one row per lock space, moved on with each sweep.
+Every replica that fires shares a lock, the presence, for as long as it lives. Who can take it alone at its start is the
+first after all were down; it accounts for the fire times in between. A second lock, the books, lets one replica at a
+time arrive, and the first keep it until it has settled: a first that dies in the middle has been seen by nobody, so the
+next one to arrive is the first again. The server decides, so a killed replica counts as gone at once. How far the fleet
+had come is one row per lock space, moved on with each sweep.
 """
 
 from collections.abc import Iterable
@@ -18,12 +20,13 @@ from tickd.tick import Tick, lock_key
 
 
 POLL = timedelta(milliseconds=50)
-# One key per lock space, in the one-integer key space, apart from graphs and from the migrations' key.
+# One key of each per lock space, in the one-integer key space, apart from graphs and from the migrations' key.
 PRESENCE = 0x7469636B << 32
+BOOKS = 0x74696362 << 32
 
 ALONE = "SELECT pg_try_advisory_lock(%s)"
 TOGETHER = "SELECT pg_try_advisory_lock_shared(%s)"
-NOT_ALONE = "SELECT pg_advisory_unlock(%s)"
+UNLOCK = "SELECT pg_advisory_unlock(%s)"
 ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
 BEAT = """
 INSERT INTO tickd.spaces (space, alive_at) VALUES (%s, clock_timestamp())
@@ -68,31 +71,31 @@ class Fleet:
     def __init__(self, session: LockSession) -> None:
         self.session = session
         self._space = session.place.space
-        self._key = PRESENCE | (self._space & 0xFFFFFFFF)
+        self._presence = PRESENCE | (self._space & 0xFFFFFFFF)
+        self._books = BOOKS | (self._space & 0xFFFFFFFF)
         self._joined = False
 
     async def arrive(self, stop: Stop) -> bool:
         """Return True when no other replica fires; until `settle`, no other can begin. False also when stopped."""
-        while not await self._taken(ALONE):
-            if await self._taken(TOGETHER):
-                self._joined = True
-                return False
-            # Another one is just now accounting for what nobody fired.
-            if await stop.wait(POLL):
-                return False
-        return True
-
-    async def join(self, stop: Stop) -> None:
-        """Be one of those that fire, on this session; does nothing where it is one already."""
-        while not self._joined and not await self._taken(TOGETHER):
-            if await stop.wait(POLL):
-                return
-        self._joined = True
+        if not await self._open_books(stop):
+            return False
+        if await self._ask(ALONE, self._presence):
+            return True
+        await self._ask(TOGETHER, self._presence)
+        await self._close_books()
+        return False
 
     async def settle(self) -> None:
         """Let the others begin, having been the first."""
-        self._joined = await self._taken(TOGETHER)
-        await self._taken(NOT_ALONE)
+        await self._ask(TOGETHER, self._presence)
+        await self._ask(UNLOCK, self._presence)  # the exclusive one, which a session unlocks first
+        await self._close_books()
+
+    async def join(self, stop: Stop) -> None:
+        """Be one of those that fire, on this session; does nothing where it is one already."""
+        if not self._joined and await self._open_books(stop):
+            await self._ask(TOGETHER, self._presence)
+            await self._close_books()
 
     async def alive_at(self) -> datetime | None:
         """Return how far the fleet had come when it was last seen to fire; None when it never was."""
@@ -127,8 +130,20 @@ class Fleet:
         written = await self.session.fetch_all(ACCOUNT, (self._space, *columns))
         return {Tick(graph, fire_time.astimezone(UTC)) for graph, fire_time in written}
 
-    async def _taken(self, statement: str) -> bool:
-        return bool((await self.session.fetch(statement, [self._key]))[0])
+    async def _open_books(self, stop: Stop) -> bool:
+        """Wait for the books; False when a stop was asked for."""
+        while not await self._ask(ALONE, self._books):
+            # Another one arrives, and may be accounting for what nobody fired.
+            if await stop.wait(POLL):
+                return False
+        return True
+
+    async def _close_books(self) -> None:
+        await self._ask(UNLOCK, self._books)
+        self._joined = True
+
+    async def _ask(self, statement: str, key: int) -> bool:
+        return bool((await self.session.fetch(statement, [key]))[0])
 
 
 async def beat(connection: AsyncConnection[Any], space: int) -> None:

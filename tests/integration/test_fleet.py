@@ -1,0 +1,295 @@
+"""The fleet on a real Postgres: who is the first after all were down, and since when was nobody there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.lock_sessions import SPACE, Open, sessions
+from tickd.fleet import Account, Fleet, beat
+from tickd.stop import Stop
+from tickd.tick import Tick, run_id
+
+
+Onlooker = psycopg.AsyncConnection[Any]
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+SECONDS = 20
+PRESENT = "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted ORDER BY mode"
+END = "SELECT pg_terminate_backend(%s, 10000)"  # and wait until it has ended, for so many milliseconds
+
+
+@pytest.fixture
+async def open_as(dsn: str) -> AsyncIterator[Open]:
+    """Open lock sessions on the migrated database, by replica."""
+    async with sessions(dsn) as open_as:
+        yield open_as
+
+
+@pytest.fixture
+async def look(open_as: Open, admin_dsn: str) -> AsyncIterator[Onlooker]:  # noqa: ARG001  # the tables are there
+    """Look on, and do what an administrator does, over a connection of no replica."""
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as connection:
+        yield connection
+
+
+async def column(look: Onlooker, query: Any) -> list[Any]:
+    """Return the first column of a query's rows."""
+    return [row[0] for row in await (await look.execute(query)).fetchall()]
+
+
+async def end(look: Onlooker, fleet: Fleet) -> None:
+    """End a replica's session on the server, as the death of its process does."""
+    await look.execute(END, [fleet.session.connection.info.backend_pid])
+
+
+def stopped() -> Stop:
+    """Return a stop that has been asked for."""
+    stop = Stop()
+    stop.request()
+    return stop
+
+
+# Who is the first
+
+
+async def test_the_first_keeps_everybody_else_out_until_it_has_settled(open_as: Open, look: Onlooker):
+    """While it accounts for what nobody fired, a second one would fire, or account for the same once more."""
+    first, second = Fleet(await open_as("a")), Fleet(await open_as("b"))
+    assert await first.arrive(Stop())
+
+    arriving = asyncio.create_task(second.arrive(Stop()))
+    assert not (await asyncio.wait({arriving}, timeout=0.3))[0]
+    await first.settle()
+
+    assert await arriving is False
+    assert await column(look, PRESENT) == ["ShareLock", "ShareLock"]
+
+
+async def test_of_two_firsts_one_is(open_as: Open):
+    """A whole deployment starts at once, and only one may do the books."""
+    fleets = [Fleet(await open_as(f"r{n}")) for n in range(5)]
+
+    async def start(fleet: Fleet) -> bool:
+        first = await fleet.arrive(Stop())
+        if first:
+            await fleet.settle()
+        return first
+
+    async with asyncio.timeout(SECONDS):
+        firsts = await asyncio.gather(*(start(fleet) for fleet in fleets))
+
+    assert sorted(firsts) == [False, False, False, False, True]
+
+
+async def test_whoever_comes_while_others_fire_is_not_the_first(open_as: Open):
+    """Otherwise each deployment would account for time in which the fleet was at work."""
+    a, b, c = [Fleet(await open_as(name)) for name in "abc"]
+    assert await a.arrive(Stop())
+    await a.settle()
+    assert not await b.arrive(Stop())
+
+    await a.session.close()
+
+    assert not await c.arrive(Stop())
+
+
+async def test_after_the_last_has_died_there_is_a_first_again(open_as: Open, look: Onlooker):
+    """A killed process says no good-bye: the server's knowledge of its session is the only one there is."""
+    a, b, c = [Fleet(await open_as(name)) for name in "abc"]
+    assert await a.arrive(Stop())
+    await a.settle()
+    assert not await b.arrive(Stop())
+
+    await end(look, a)
+    await end(look, b)
+
+    assert await c.arrive(Stop())
+
+
+async def test_a_first_that_dies_at_its_books_leaves_them_to_one_other(open_as: Open, look: Onlooker):
+    """What it had not written yet must not stay unaccounted for, however many come to see at the same time."""
+    first, *others = [Fleet(await open_as(f"r{n}")) for n in range(6)]
+    assert await first.arrive(Stop())
+    arriving = [asyncio.create_task(fleet.arrive(Stop())) for fleet in others]
+
+    await end(look, first)
+
+    async with asyncio.timeout(SECONDS):
+        done, waiting = await asyncio.wait(arriving, return_when=asyncio.FIRST_COMPLETED)
+        (second,) = done
+        assert second.result()
+        await others[arriving.index(second)].settle()
+        assert [await arrival for arrival in waiting] == [False] * 4
+
+
+async def test_lock_spaces_have_a_fleet_each(open_as: Open):
+    """Two applications in one database know nothing of each other's absences."""
+    here, there = Fleet(await open_as("a")), Fleet(await open_as("b", space=-1))
+
+    assert await here.arrive(Stop())
+    assert await there.arrive(Stop())
+
+
+async def test_presence_is_apart_from_the_locks_of_graphs(open_as: Open, look: Onlooker):
+    """A key shared with a graph's lock would make a run look like a fleet."""
+    a = Fleet(await open_as("a", space=0))
+    assert await a.arrive(Stop())
+
+    assert await column(look, "SELECT DISTINCT objsubid FROM pg_locks WHERE locktype = 'advisory'") == [1]
+
+
+async def test_a_replica_that_is_stopped_does_not_wait_to_join(open_as: Open):
+    """SIGTERM during a start must not hang behind somebody's books."""
+    first, second = Fleet(await open_as("a")), Fleet(await open_as("b"))
+    assert await first.arrive(Stop())
+
+    assert not await second.arrive(stopped())
+    await second.join(stopped())
+
+
+async def test_a_replica_joins_again_with_a_new_session(open_as: Open, look: Onlooker):
+    """Its session was ended by an administrator; until it is back, it looks as if nobody fired."""
+    a, again, b = [Fleet(await open_as(name)) for name in "aab"]
+    assert await a.arrive(Stop())
+    await a.settle()
+    await end(look, a)
+
+    await again.join(Stop())
+    await again.join(Stop())
+
+    assert await column(look, PRESENT) == ["ShareLock"]
+    assert not await b.arrive(Stop())
+
+
+async def test_joining_waits_for_a_first_that_is_at_its_books(open_as: Open):
+    """It has been taken for dead: what it fires now would be accounted for twice."""
+    first, back = Fleet(await open_as("a")), Fleet(await open_as("b"))
+    assert await first.arrive(Stop())
+    joining = asyncio.create_task(back.join(Stop()))
+    assert not (await asyncio.wait({joining}, timeout=0.3))[0]
+
+    await first.settle()
+
+    async with asyncio.timeout(SECONDS):
+        await joining
+
+
+# How far the fleet had come
+
+
+async def test_a_fleet_that_never_fired_has_missed_nothing(open_as: Open):
+    """A first deployment has no past to make up for."""
+    assert await Fleet(await open_as("a")).alive_at() is None
+
+
+async def test_a_beat_moves_on_and_never_back(open_as: Open, look: Onlooker):
+    """Beats of many replicas arrive in any order; the latest instant is the fleet's."""
+    a = Fleet(await open_as("a"))
+    await beat(look, SPACE)
+    once = await a.alive_at()
+    await beat(look, SPACE)
+    twice = await a.alive_at()
+    await look.execute("UPDATE tickd.spaces SET alive_at = clock_timestamp() + interval '1 day'")
+    ahead = await a.alive_at()
+    await beat(look, SPACE)
+
+    assert once is not None
+    assert twice is not None
+    assert once < twice
+    assert await a.alive_at() == ahead
+    assert once.tzinfo is UTC
+
+
+async def test_a_lock_space_has_its_own_beat(open_as: Open, look: Onlooker):
+    """Nothing of one application's life says anything about the other's."""
+    await beat(look, SPACE + 1)
+
+    assert await Fleet(await open_as("a")).alive_at() is None
+
+
+# Since when a graph fires
+
+
+async def since(fleet: Fleet, *graphs: str) -> dict[str, datetime]:
+    """Return since when the graphs fire."""
+    return await fleet.fires_since(graphs)
+
+
+async def test_an_unchanged_calendar_fires_since_it_was_first_seen(open_as: Open):
+    """A restart changes nothing: what fell into the absence is this graph's to make up for."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s"})
+    before = await since(a, "restock")
+
+    await a.register({"restock": "every 5s"})
+
+    assert await since(a, "restock") == before
+
+
+async def test_an_edited_calendar_fires_from_now_on(open_as: Open):
+    """No fire time that the new expression names in the past was ever promised to anybody."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s", "audit": "every 1h"})
+    before = await since(a, "restock", "audit")
+
+    await a.register({"restock": "every 6s", "audit": "every 1h"})
+
+    after = await since(a, "restock", "audit")
+    assert after["restock"] > before["restock"]
+    assert after["audit"] == before["audit"]
+
+
+async def test_a_new_or_renamed_graph_fires_from_now_on(open_as: Open):
+    """To the ledger a new name is a new graph, with a lock, threads and a past of its own: none."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s"})
+    before = await since(a, "restock")
+
+    await a.register({"restock_plan": "every 5s"})
+
+    assert (await since(a, "restock_plan"))["restock_plan"] > before["restock"]
+
+
+async def test_a_paused_graph_fires_at_no_time(open_as: Open, look: Onlooker):
+    """Nothing of its pause is made up for."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s", "audit": "every 5s"})
+    await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp() WHERE graph = 'restock'")
+
+    assert list(await since(a, "restock", "audit")) == ["audit"]
+
+
+# The books
+
+
+def account(second: int, outcome: str | None = None, reason: str | None = None) -> Account:
+    """Return the row of a tick so many seconds after noon."""
+    tick = Tick("restock", NOON + timedelta(seconds=second))
+    return Account(tick, str(tick), run_id(tick), outcome, reason)
+
+
+async def test_an_account_writes_what_is_not_there_and_says_so(open_as: Open, look: Onlooker):
+    """A row that is there stands, whoever wrote it: a first that died in the middle may have."""
+    a = Fleet(await open_as("a"))
+    await a.account([account(0), account(5, "missed", "down")])
+
+    written = await a.account([account(0, "missed", "down"), account(5), account(10)])
+
+    assert {tick.fire_time for tick in written} == {NOON + timedelta(seconds=10)}
+    rows = await look.execute(
+        "SELECT mode, outcome, error_type, finished_at IS NULL, attempt FROM tickd.ticks ORDER BY fire_time"
+    )
+    assert await rows.fetchall() == [
+        ("claim", None, None, True, 0),
+        ("skip", "missed", "down", False, 0),
+        ("claim", None, None, True, 0),
+    ]
+
+
+async def test_an_account_of_nothing_writes_nothing(open_as: Open):
+    """Most restarts fall between two fire times."""
+    assert await Fleet(await open_as("a")).account([]) == set()
