@@ -1,0 +1,535 @@
+"""Claims on a real Postgres: one row per tick, one claimer per row, and nobody who keeps a row for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.lock_sessions import SPACE, Open, sessions
+from tickd import claim, ledger
+from tickd.claim import Claimed, Row, Work
+from tickd.fleet import Fleet
+from tickd.ledger import Finish
+from tickd.lock import LockSession
+from tickd.policy import TrustWindows
+from tickd.tick import Outcome, Tick, run_id
+
+
+Onlooker = psycopg.AsyncConnection[Any]
+
+NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LEASE = 30 * SECOND
+SECONDS = 20
+NO_LEASE = -SECOND  # has run out when it is given
+
+# Stands in for the try-lock, and waits at a gate of the test's before it tries.
+GATE = """
+CREATE SCHEMA gate;
+GRANT USAGE ON SCHEMA gate TO PUBLIC;
+CREATE FUNCTION gate.pg_try_advisory_lock(integer, integer) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_lock_shared(1);
+    PERFORM pg_advisory_unlock_shared(1);
+    RETURN pg_catalog.pg_try_advisory_lock($1, $2);
+END $$
+"""
+WITHOUT_INDEXES = "-c%20enable_indexscan%3Doff%20-c%20enable_bitmapscan%3Doff"
+THROUGH_THE_GATE = "-c%20search_path%3Dgate,pg_catalog"
+AT_THE_GATE = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objsubid = 1"
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted"
+
+
+@pytest.fixture
+async def open_as(dsn: str) -> AsyncIterator[Open]:
+    """Open lock sessions on the migrated database, by replica."""
+    async with sessions(dsn) as open_as:
+        yield open_as
+
+
+@pytest.fixture
+async def look(open_as: Open, admin_dsn: str) -> AsyncIterator[Onlooker]:  # noqa: ARG001  # the tables are there
+    """Look on, and do what an administrator does, over a connection of no replica."""
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as connection:
+        yield connection
+
+
+def tick(second: int = 0, graph: str = "restock") -> Tick:
+    """Return the graph's tick so many seconds after noon."""
+    return Tick(graph, NOON + second * SECOND)
+
+
+async def enqueue(
+    session: LockSession, *ticks: Tick, most: int = 1000, refusal: str = "backlog_full"
+) -> None:
+    """Enqueue ticks as the backlog does."""
+    for one in ticks:
+        await claim.enqueue(session, one, thread_id=str(one), run_id=run_id(one), most=most, refusal=refusal)
+
+
+async def claimed(session: LockSession, graph: str = "restock", lease: timedelta = LEASE) -> Claimed:
+    """Claim, where there is something to be had."""
+    held, got = await claim.claim(session, graph=graph, lease=lease)
+    assert held
+    assert got is not None
+    return got
+
+
+async def finish(session: LockSession, got: Claimed, outcome: Outcome = Outcome.RAN) -> None:
+    """Record how a claimed tick ended, and let go of its graph."""
+    token, attempt = got.admission.token, got.admission.attempt
+    assert await ledger.record(session, got.tick, token=token, finish=Finish(outcome, attempt))
+    assert await session.unlock(got.tick.graph)
+
+
+async def put_back(session: LockSession, got: Claimed, pause: timedelta = timedelta(0)) -> None:
+    """Give a claimed tick back as failed, and let go of its graph."""
+    token = got.admission.token
+    assert await claim.put_back(session, got.tick, token=token, pause=pause, error_type="E", error="e")
+    assert await session.unlock(got.tick.graph)
+
+
+async def rows(look: Onlooker, columns: str) -> list[Any]:
+    """Return these columns of every tick, in fire-time order."""
+    cursor = await look.execute(f"SELECT {columns} FROM tickd.ticks ORDER BY graph, fire_time")
+    return await cursor.fetchall()
+
+
+async def value(look: Onlooker, query: Any) -> Any:
+    """Return the one value of a query."""
+    row = await (await look.execute(query)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+async def lose(session: LockSession, look: Onlooker) -> None:
+    """End a session as a killed process does, and return when the server has noticed."""
+    pid = session.connection.info.backend_pid
+    await session.close()
+    async with asyncio.timeout(SECONDS):
+        while await value(look, f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"):
+            pass
+
+
+# Enqueueing
+
+
+async def test_a_tick_has_one_row_whoever_enqueues_it_and_however_often(open_as: Open, look: Onlooker):
+    """Every replica fires every tick: what makes them one is the row."""
+    replicas = [await open_as(f"r{n}") for n in range(6)]
+
+    for second in range(5):
+        await asyncio.gather(*(enqueue(session, tick(second)) for session in replicas))
+
+    assert await rows(look, "mode, attempt, outcome, token, thread_id, run_id") == [
+        ("claim", 0, None, None, str(tick(second)), run_id(tick(second))) for second in range(5)
+    ]
+
+
+async def test_a_finished_tick_is_not_enqueued_again(open_as: Open, look: Onlooker):
+    """I2: a replica whose clock is behind fires a tick that is long over."""
+    a = await open_as("a")
+    await enqueue(a, tick())
+    await finish(a, await claimed(a))
+
+    await enqueue(a, tick())
+
+    assert await rows(look, "outcome") == [("ran",)]
+
+
+async def test_a_full_backlog_refuses_and_the_refusal_is_a_row(open_as: Open, look: Onlooker):
+    """Nothing grows without end in silence; the running tick counts, a finished one does not."""
+    a = await open_as("a")
+    await enqueue(a, tick(0), tick(1), tick(2), most=2)
+    running = await claimed(a)
+    await enqueue(a, tick(3), most=2)
+    await finish(a, running)
+    await enqueue(a, tick(4), tick(5), most=2)
+
+    assert await rows(look, "outcome, error_type, finished_at IS NULL") == [
+        ("ran", None, False),
+        (None, None, True),
+        ("skipped", "backlog_full", False),
+        ("skipped", "backlog_full", False),
+        (None, None, True),
+        ("skipped", "backlog_full", False),
+    ]
+
+
+async def test_a_tick_that_was_handed_off_still_counts(open_as: Open, look: Onlooker):
+    """It has an outcome, and it waits all the same."""
+    a = await open_as("a")
+    await enqueue(a, tick(0))
+    await finish(a, await claimed(a), Outcome.HANDED_OFF)
+
+    await enqueue(a, tick(1), most=1, refusal="lock_held")
+
+    assert await rows(look, "outcome, error_type") == [("handed_off", None), ("skipped", "lock_held")]
+
+
+async def test_other_graphs_and_other_lock_spaces_do_not_count(open_as: Open, look: Onlooker):
+    """A graph's limit is its own."""
+    a, elsewhere = await open_as("a"), await open_as("e", space=SPACE + 1)
+    await enqueue(a, tick(0, "audit"))
+    await enqueue(elsewhere, tick(0))
+
+    await enqueue(a, tick(1), most=1)
+
+    assert await rows(look, "space, outcome") == [(SPACE, None), (SPACE + 1, None), (SPACE, None)]
+
+
+async def test_a_paused_graph_takes_in_nothing(open_as: Open, look: Onlooker):
+    """What comes due in a pause is skipped, and says so; it does not wait for the end of the pause."""
+    a = await open_as("a")
+    await enqueue(a, tick(0))
+    await finish(a, await claimed(a))
+    await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp()")
+
+    await enqueue(a, tick(1))
+
+    assert await rows(look, "outcome, error_type") == [("ran", None), ("skipped", "paused")]
+    assert await claim.look_up(a, tick(1)) == Row("skipped", "paused", None, None, claimed=False)
+
+
+# Claiming
+
+
+async def test_ready_ticks_are_claimed_in_fire_time_order_each_with_a_new_token(open_as: Open):
+    """A queue that overtakes itself would give later state to an earlier tick; the order is no index's doing."""
+    a = await open_as("a", options=WITHOUT_INDEXES)
+    await enqueue(a, tick(2), tick(0), tick(1))
+
+    got = []
+    for _ in range(3):
+        got.append(await claimed(a))
+        await finish(a, got[-1])
+
+    assert [one.tick for one in got] == [tick(0), tick(1), tick(2)]
+    assert [one.admission.token for one in got] == [1, 2, 3]
+    assert [(one.admission.attempt, one.failures) for one in got] == [(1, 0)] * 3
+    assert [one.admission.thread_id for one in got] == [str(tick(n)) for n in range(3)]
+
+
+async def test_where_nothing_is_ready_no_lock_is_taken(open_as: Open, look: Onlooker):
+    """A lock that is held to learn that there is nothing to do makes others skip."""
+    a = await open_as("a")
+
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert await value(look, HELD) == 0
+    assert await value(look, "SELECT count(*) FROM tickd.graphs") == 0
+
+
+async def test_while_another_session_has_the_graph_nothing_is_claimed(open_as: Open, look: Onlooker):
+    """I1: one run of a graph at a time, whatever else is ready."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick(0), tick(1), tick(2, "audit"))
+    await claimed(a)
+
+    assert await claim.claim(b, graph="restock", lease=LEASE) == (False, None)
+    assert (await claimed(b, "audit")).tick == tick(2, "audit")
+    assert await rows(look, "replica, attempt") == [("b", 1), ("a", 1), (None, 0)]
+
+
+async def test_two_claimers_never_get_one_row(open_as: Open, look: Onlooker):
+    """The whole promise, under as much concurrency as one server gives: every row once, and no two at a time."""
+    sessions = [await open_as(f"r{n}") for n in range(6)]
+    await enqueue(sessions[0], *(tick(n) for n in range(60)))
+    at_work: set[str] = set()
+    got: list[Claimed] = []
+
+    async def work(session: LockSession, name: str) -> None:
+        while await value(look, "SELECT count(*) FROM tickd.ticks WHERE outcome IS NULL"):
+            _, one = await claim.claim(session, graph="restock", lease=LEASE)
+            if one is None:
+                continue
+            at_work.add(name)
+            assert at_work == {name}
+            got.append(one)
+            token, attempt = one.admission.token, one.admission.attempt
+            assert await ledger.record(session, one.tick, token=token, finish=Finish(Outcome.RAN, attempt))
+            at_work.remove(name)
+            await session.unlock("restock")
+
+    await asyncio.gather(*(work(session, str(n)) for n, session in enumerate(sessions)))
+
+    assert [one.tick for one in got] == [tick(n) for n in range(60)]
+    assert [one.admission.token for one in got] == list(range(1, 61))
+    assert await rows(look, "attempt, outcome") == [(1, "ran")] * 60
+
+
+async def test_a_row_that_was_finished_after_the_statement_began_is_passed_over(
+    open_as: Open, look: Onlooker
+):
+    """The snapshot still shows it open, and the lock is free by then: only the second look at the row tells."""
+    a = await open_as("a")
+    await enqueue(a, tick(0), tick(1))
+    running = await claimed(a)
+    await look.execute(GATE)
+    b = await open_as("b", options=THROUGH_THE_GATE)
+    await look.execute("SELECT pg_advisory_lock(1)")
+
+    late = asyncio.create_task(claimed(b))
+    while not await value(look, AT_THE_GATE):
+        assert not late.done()
+    await finish(a, running)
+    await look.execute("SELECT pg_advisory_unlock(1)")
+
+    got = await late
+    assert (got.tick, got.admission.attempt) == (tick(1), 1)
+    assert await rows(look, "outcome, attempt") == [("ran", 1), (None, 1)]
+
+
+async def test_when_the_only_row_was_finished_meanwhile_the_lock_is_held_for_nothing(
+    open_as: Open, look: Onlooker
+):
+    """No row, no token: a hold that runs nothing must not move the fence either."""
+    a = await open_as("a")
+    await enqueue(a, tick(0))
+    running = await claimed(a)
+    await look.execute(GATE)
+    b = await open_as("b", options=THROUGH_THE_GATE)
+    await look.execute("SELECT pg_advisory_lock(1)")
+
+    late = asyncio.create_task(claim.claim(b, graph="restock", lease=LEASE))
+    while not await value(look, AT_THE_GATE):
+        assert not late.done()
+    await finish(a, running)
+    await look.execute("SELECT pg_advisory_unlock(1)")
+
+    assert await late == (True, None)
+    assert await value(look, "SELECT token FROM tickd.graphs") == 1
+    assert await value(look, "SELECT token FROM tickd.threads") == 1
+
+
+async def test_rows_of_skip_mode_are_not_claimed(open_as: Open, look: Onlooker):
+    """They belong to the hold that admitted them; a sweep calls them abandoned, and nobody runs them again."""
+    a, b = await open_as("a"), await open_as("b")
+    held, _ = await ledger.hold_and_admit(a, tick(), thread_id="t", run_id=run_id(tick()))
+    assert held
+    await lose(a, look)
+
+    assert await claim.claim(b, graph="restock", lease=LEASE) == (False, None)
+    await enqueue(b, tick(1))
+    assert (await claimed(b)).tick == tick(1)
+
+
+async def test_a_claim_moves_the_fence_of_its_thread(open_as: Open, look: Onlooker):
+    """I3: a checkpoint of the attempt before carries an old token from here on."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick())
+    await claimed(a)
+    await lose(a, look)
+
+    got = await claimed(b)
+
+    cursor = await look.execute("SELECT thread_id, graph, token FROM tickd.threads")
+    assert await cursor.fetchall() == [(str(tick()), "restock", got.admission.token)]
+    assert got.admission.token == 2
+
+
+# Failing, and being lost
+
+
+async def test_a_tick_that_was_put_back_waits_out_its_pause(open_as: Open, look: Onlooker):
+    """The next one may run meanwhile; the pause is the failed tick's own."""
+    a = await open_as("a")
+    await enqueue(a, tick(0), tick(1))
+    await put_back(a, await claimed(a), pause=timedelta(hours=1))
+
+    got = await claimed(a)
+
+    assert got.tick == tick(1)
+    await finish(a, got)
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert await rows(look, "failures, error_type, error, lease_until, ready_at > clock_timestamp()") == [
+        (1, "E", "e", None, True),
+        (0, None, None, None, False),
+    ]
+
+
+async def test_every_attempt_counts_and_so_does_every_failure(open_as: Open):
+    """After `retries` a tick is failed for good, across replicas: the count has to outlive each of them."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick())
+    await put_back(a, await claimed(a))
+    await put_back(b, await claimed(b))
+
+    got = await claimed(a)
+
+    assert (got.admission.attempt, got.failures) == (3, 2)
+
+
+async def test_a_lost_holder_counts_as_a_failure_and_one_that_handed_off_does_not(
+    open_as: Open, look: Onlooker
+):
+    """A tick that takes its process with it must not do so for ever; a deployment may have as many as it likes."""
+    a, b, c = await open_as("a"), await open_as("b"), await open_as("c")
+    await enqueue(a, tick())
+    await claimed(a)
+    await lose(a, look)
+
+    taken_over = await claimed(b)
+    assert (taken_over.admission.attempt, taken_over.failures) == (2, 1)
+    await finish(b, taken_over, Outcome.HANDED_OFF)
+
+    continued = await claimed(c)
+    assert (continued.admission.attempt, continued.failures) == (3, 1)
+    row = await claim.look_up(c, tick())
+    assert row is not None
+    assert (row.outcome, row.replica, row.claimed) == (None, "c", True)
+
+
+async def test_only_the_newest_token_gives_a_tick_back(open_as: Open, look: Onlooker):
+    """A holder that was taken over, and wakes up to a failure, has nothing to say any more."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick())
+    old = await claimed(a)
+    await a.unlock("restock")  # as the server does for a session that has ended
+    await claimed(b)
+
+    arguments: dict[str, Any] = {"pause": SECOND, "error_type": "E", "error": "e"}
+    assert not await claim.put_back(a, tick(), token=old.admission.token, **arguments)
+    assert await rows(look, "replica, failures, lease_until IS NULL") == [("b", 1, False)]
+
+
+async def test_an_error_with_a_nul_can_be_kept(open_as: Open, look: Onlooker):
+    """Postgres has no text with a NUL in it, and an error may have any."""
+    a = await open_as("a")
+    await enqueue(a, tick())
+    token = (await claimed(a)).admission.token
+
+    await claim.put_back(a, tick(), token=token, pause=SECOND, error_type="E", error="a\0b")
+
+    assert await rows(look, "error") == [("a\\0b",)]
+
+
+# Leases
+
+
+async def test_a_lease_is_renewed_by_its_token_only(open_as: Open, look: Onlooker):
+    """The probe of a claimed run: with its answer comes the server's timeline, without one the hold is lost."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick())
+    old = (await claimed(a)).admission.token
+    (until,) = (await rows(look, "lease_until"))[0]
+
+    renewed = await a.fetch(*claim.renewal(SPACE, tick(), old, 2 * LEASE))
+
+    assert renewed == (1,)
+    assert (await rows(look, "lease_until"))[0][0] >= until + LEASE
+    await a.unlock("restock")
+    await claimed(b)
+    assert await a.fetch(*claim.renewal(SPACE, tick(), old, LEASE)) is None
+
+
+async def test_the_watch_hears_that_a_claim_was_superseded(open_as: Open):
+    """A holder whose row has a newer token stops, even if its own session lives."""
+    a, b = await open_as("a", windows=TrustWindows(probe_interval=SECOND / 10)), await open_as("b")
+    await enqueue(a, tick())
+    old = (await claimed(a)).admission.token
+    await a.unlock("restock")
+    await claimed(b)
+
+    loss = await asyncio.wait_for(a.watch(probe=claim.renewal(SPACE, tick(), old, LEASE)), 10)
+
+    assert loss.cause == "superseded"
+
+
+async def test_a_finished_tick_is_not_renewed(open_as: Open):
+    """A late renewal must not give a lease to a row that is closed."""
+    a = await open_as("a")
+    await enqueue(a, tick())
+    got = await claimed(a)
+    await finish(a, got)
+
+    assert await a.fetch(*claim.renewal(SPACE, tick(), got.admission.token, LEASE)) is None
+
+
+async def test_an_expired_lease_ends_its_holders_session(open_as: Open, look: Onlooker):
+    """A process that stands still keeps its session, and would keep the graph for ever."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick())
+    await claimed(a, lease=NO_LEASE)
+    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=True)]
+
+    assert await claim.end_holder(look, SPACE, "restock")
+
+    with pytest.raises(psycopg.OperationalError):
+        await a.fetch("SELECT 1")
+    taken_over = await claimed(b)
+    assert (taken_over.tick, taken_over.failures) == (tick(), 1)
+    assert not await claim.end_holder(look, SPACE, "restock")
+
+
+async def test_a_holder_that_renews_is_left_alone(open_as: Open, look: Onlooker):
+    """A slow run is not a lost one."""
+    a = await open_as("a")
+    await enqueue(a, tick())
+    got = await claimed(a, lease=NO_LEASE)
+    await a.fetch(*claim.renewal(SPACE, tick(), got.admission.token, LEASE))
+
+    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock")
+    assert await a.fetch("SELECT 1") == (1,)
+
+
+# Looking
+
+
+async def test_work_says_of_each_graph_what_a_sweep_needs(open_as: Open, look: Onlooker):
+    """One query tells what may be claimed, what is being worked on, and what its holder has let go."""
+    a, b = await open_as("a"), await open_as("b")
+    await Fleet(a).register(dict.fromkeys(("ready", "running", "later", "done", "left"), "every 1s"))
+    await enqueue(
+        a, tick(0, "ready"), tick(0, "running"), tick(1, "running"), tick(0, "later"), tick(0, "done")
+    )
+    await claimed(a, "running")
+    await put_back(b, await claimed(b, "later"), pause=timedelta(hours=1))
+    await finish(b, await claimed(b, "done"))
+    await enqueue(a, tick(0, "left"))
+    c = await open_as("c")
+    await claimed(c, "left", lease=NO_LEASE)
+    await lose(c, look)
+
+    found = {one.graph: (one.ready, one.expired) for one in await claim.work(look, SPACE)}
+
+    assert found == {
+        "ready": (True, False),
+        "running": (False, False),
+        "later": (False, False),
+        "left": (True, False),
+    }
+    ready = {
+        graph: await claim.has_ready(look, SPACE, graph) for graph in ("ready", "running", "later", "done")
+    }
+    assert ready == {"ready": True, "running": True, "later": False, "done": False}
+
+
+async def test_a_tick_nobody_has_heard_of_has_no_row(open_as: Open):
+    """Then it is simply not there, which is different from any outcome."""
+    assert await claim.look_up(await open_as("a"), tick()) is None
+
+
+async def test_a_look_finds_open_ticks_by_their_index(open_as: Open, look: Onlooker):
+    """Sweeps run all the time, and the ledger keeps its finished rows for months."""
+    a = await open_as("a")
+    await look.execute(
+        "INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome)"
+        " SELECT 7301, 'restock', timestamptz '2026-01-01Z' + n * interval '1 s', 'claim', 1, 't', gen_random_uuid(), 'ran'"
+        " FROM generate_series(1, 20000) AS n"
+    )
+    await enqueue(a, tick())
+    await look.execute("ANALYZE tickd.ticks")
+
+    for statement, parameters in (
+        (claim.HAS_READY, (SPACE, "restock")),
+        (claim.WORK, (SPACE,)),
+        (claim.CLAIM, {"space": SPACE, "graph": "restock", "key": 1, "replica": "a", "lease": LEASE}),
+    ):
+        cursor = await look.execute(f"EXPLAIN {statement}", parameters)
+        plan = "\n".join(line for (line,) in await cursor.fetchall())
+        assert "Index Scan using ticks_" in plan
+        assert "Seq Scan on ticks" not in plan
