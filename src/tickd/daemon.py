@@ -6,7 +6,6 @@ import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from functools import partial
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -62,10 +61,17 @@ class Daemon:
             windows=settings.windows(),
         )
         self._through_pooler = False
+        self._runner: Runner | None = None
+        self._timer: Timer | None = None
 
     async def serve(self) -> int:
         """Run until asked to stop; return the exit code. Raises Unusable or DatabaseUnusable when it cannot start."""
         self._listen_to_signals()
+        # From the beginning: a start that waits for the database is alive, and not ready.
+        async with serving(self._settings.http, {"/live": self._alive, "/ready": self._ready}):
+            return self._stopped(await self._start_and_fire())
+
+    async def _start_and_fire(self) -> int:
         self._log.info(
             "daemon.started",
             version=version("tickd"),
@@ -78,7 +84,7 @@ class Daemon:
         start = DatabaseStart(self._database, self._place, clock=self._clock, stop=self._stop, log=self._log)
         through_pooler = await start.wait(self._settings.database_deadline)
         if through_pooler is None:
-            return self._stopped(0)
+            return 0
         self._through_pooler = through_pooler
         async with self._ledger_pool() as pool, self._graph_thread() as graphs:
             loaded = await graphs.load(self._references(), self._directory)
@@ -109,10 +115,7 @@ class Daemon:
             async with closing(await open_session(self._place)) as session:
                 fleet = Fleet(session)
                 fired_until = await self._join(fleet)
-                exit_code = await self._fire_until_stopped(
-                    runner, backlog, fleet, graphs, pool, after=fired_until
-                )
-        return self._stopped(exit_code)
+                return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=fired_until)
 
     async def _join(self, fleet: Fleet) -> datetime:
         """Become one of the replicas that fire, and return the instant after which this one does.
@@ -180,16 +183,15 @@ class Daemon:
             series = {name: entry.series for name, entry in self._entries.items()}
             timer.start(series, after=after)
             upkeep.start(group)
-            checks = {"/live": partial(self._alive, timer), "/ready": partial(self._ready, runner)}
-            async with serving(self._settings.http, checks):
-                self._log.info("daemon.ready", graphs=len(self._entries), **self._link())
-                await self._stop.wait()
-                timer.stop()
-                drain_ms = milliseconds(self._settings.drain_timeout)
-                self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
-                await self._leave_word(pool)
-                await self._drain(at_work)
-        return 1 if runner.drain_ran_out else 0
+            self._timer, self._runner = timer, runner
+            self._log.info("daemon.ready", graphs=len(self._entries), **self._link())
+            await self._stop.wait()
+            timer.stop()
+            drain_ms = milliseconds(self._settings.drain_timeout)
+            self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
+            await self._leave_word(pool)
+            await self._drain(at_work)
+        return 1 if runner.drain_ran_out or upkeep.failed else 0
 
     async def _leave_word(self, pool: AsyncConnectionPool[Any]) -> None:
         """Note to the moment how far this replica has fired, for the first to start should this be the last to stop."""
@@ -211,12 +213,14 @@ class Daemon:
             )
             os._exit(1)
 
-    def _alive(self, timer: Timer) -> tuple[bool, dict[str, Any]]:
-        overdue = timer.overdue()
+    def _alive(self) -> tuple[bool, dict[str, Any]]:
+        overdue = self._timer.overdue() if self._timer is not None else timedelta(0)
         return overdue < OVERDUE, {"timer_overdue_ms": milliseconds(overdue)}
 
-    def _ready(self, runner: Runner) -> tuple[bool, dict[str, Any]]:
-        return not self._stop.requested, {"replica": self._place.replica, "running": runner.running}
+    def _ready(self) -> tuple[bool, dict[str, Any]]:
+        running = self._runner.running if self._runner is not None else 0
+        ready = self._runner is not None and not self._stop.requested
+        return ready, {"replica": self._place.replica, "running": running}
 
     def _link(self) -> dict[str, Any]:
         """Return what bounds the time that a lock outlives its holder."""

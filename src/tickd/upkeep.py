@@ -7,7 +7,7 @@ is late finds its ticks later, and a replica that hears nothing sweeps (I7).
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +19,7 @@ from tickd.ends import milliseconds
 from tickd.entry import Entry
 from tickd.fleet import Fleet
 from tickd.lock import LockPlace, closing, open_session
-from tickd.log import Log
+from tickd.log import Log, text_of
 from tickd.policy import backoff
 from tickd.retention import remove_old
 from tickd.runner import Unreachable
@@ -77,6 +77,7 @@ class Upkeep:
         self._stop = stop
         self._log = log
         self._skewed = False
+        self.failed = False
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start every task in the group."""
@@ -90,7 +91,18 @@ class Upkeep:
             self.retain,
         )
         for work in works:
-            group.create_task(work(), name=f"upkeep: {work.__name__}")
+            group.create_task(self._see_through(work), name=f"upkeep: {work.__name__}")
+
+    async def _see_through(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work until the stop. A fault in it stops the replica, in order: one that is half alive helps nobody."""
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001  # whatever it is, runs are to be handed off and ticks accounted for
+            self.failed = True
+            self._log.error(
+                "daemon.failed", error_type=type(error).__name__, error=text_of(error), exc_info=error
+            )
+            self._stop.request()
 
     async def measure(self) -> None:
         """Measure the database's clock again and again, and warn when this host's is too far from it."""
