@@ -64,6 +64,13 @@ async def connect(dsn: str) -> AsyncConnection[Any]:
     return await AsyncConnection.connect(dsn, autocommit=True)
 
 
+@asynccontextmanager
+async def open_connection(dsn: str) -> AsyncIterator[AsyncConnection[Any]]:
+    """Open such a connection for the length of a block."""
+    async with await connect(dsn) as connection:
+        yield connection
+
+
 async def prepare(dsn: str) -> None:
     """Migrate the database and install the guard."""
     async with await connect(dsn) as connection:

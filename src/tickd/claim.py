@@ -24,7 +24,7 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tickd.ledger import Admission
+from tickd.ledger import Admission, admit
 from tickd.lock import LockSession
 from tickd.tick import Tick, lock_key
 
@@ -197,7 +197,8 @@ async def enqueue(
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool, Claimed | None]:
     """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
     place = session.place
-    held, fire_time, token, attempt, thread_id, failures = await session.fetch(
+    held, fire_time, token, attempt, thread_id, failures = await admit(
+        session,
         CLAIM,
         {
             "space": place.space,

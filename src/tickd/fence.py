@@ -20,8 +20,8 @@ went out without it would be refused, so a saver of a later version fails loudly
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self, TypeVar
 
@@ -35,9 +35,9 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from psycopg import AsyncCursor, Error
+from psycopg import AsyncConnection, AsyncCursor, Error
 from psycopg.rows import DictRow, dict_row
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from tickd.steps import StepCount
 
@@ -46,14 +46,16 @@ T = TypeVar("T")
 
 # What an admission waits before it ends the sessions in its way: long enough for a write that is merely under way.
 PATIENCE = timedelta(seconds=1)
-# Of those in the way, only who has a thread's row: not an operator's session that waits on, or has, something else.
+# Of those in the way, only who reads a thread's row FOR SHARE. An operator or a retention that changes rows is not a
+# writer of checkpoints, and has a stronger lock on the table as well.
 END_STALE_WRITERS = """
 SELECT pg_terminate_backend(blocking.pid)
 FROM unnest(pg_blocking_pids(%s)) AS blocking (pid)
-WHERE EXISTS (
-    SELECT FROM pg_locks AS l
-    WHERE l.pid = blocking.pid AND l.relation = to_regclass('tickd.threads') AND l.mode = 'RowShareLock' AND l.granted
-)
+WHERE (
+    SELECT array_agg(l.mode)
+    FROM pg_locks AS l
+    WHERE l.pid = blocking.pid AND l.relation = to_regclass('tickd.threads')
+) = '{RowShareLock}'
 """
 
 # The guard's SQLSTATE.
@@ -109,19 +111,24 @@ def is_refused(error: BaseException) -> bool:
 
 
 async def past_stale_writers(
-    admission: Coroutine[Any, Any, T], *, pool: AsyncConnectionPool[Any], waiting: int
+    admission: Coroutine[Any, Any, T],
+    *,
+    waiting: int,
+    connect: Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]],
 ) -> T:
     """Await an admission, and end the sessions of stale writers that keep its backend, `waiting`, from a thread's row.
 
     A process that was stopped, or cut off, between the statements of a checkpoint leaves its transaction open, and no
-    time-out of Postgres 16 or earlier ends one that is in the middle of a pipeline. Sessions of a role that this one may
-    not signal stay, and the admission ends by its own time-out.
+    time-out of Postgres 16 or earlier ends one that is in the middle of a pipeline. A session that this role may not
+    signal stays, and the admission ends by a time-out of its own.
     """
     task = asyncio.ensure_future(admission)
     try:
         while not (await asyncio.wait({task}, timeout=PATIENCE.total_seconds()))[0]:
-            with suppress(Error, PoolTimeout):  # the admission tells of it if the database is not well
-                async with pool.connection(timeout=PATIENCE.total_seconds()) as connection:
+            with suppress(
+                Error, TimeoutError, OSError
+            ):  # the admission itself will tell that the database is not well
+                async with connect() as connection:
                     await connection.execute(END_STALE_WRITERS, [waiting])
     finally:
         if not task.done():

@@ -13,14 +13,16 @@ would make others skip the graph's next tick.
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tickd.lock import LockSession
+from tickd.fence import past_stale_writers
+from tickd.lock import LockSession, closing, open_session
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_instant
 
 
@@ -222,8 +224,8 @@ async def hold_and_admit(
     tick that waits on an interrupt keeps others from its thread.
     """
     parameters = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
-    held, token, attempt, ended, replica, barred, waiting, waiting_since = await session.fetch(
-        HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
+    held, token, attempt, ended, replica, barred, waiting, waiting_since = await admit(
+        session, HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
     )
     if token is not None:
         return True, Admission(token, attempt, thread_id)
@@ -240,10 +242,22 @@ async def hold_and_resume(
     session: LockSession, tick: Tick, *, outcome: Outcome = Outcome.HANDED_OFF
 ) -> tuple[bool, Admission | None]:
     """Try the graph's lock and go on with a tick that has this outcome, as its next attempt; None when it has not."""
-    held, token, attempt, thread_id = await session.fetch(
-        HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
+    held, token, attempt, thread_id = await admit(
+        session, HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
     )
     return bool(held), None if token is None else Admission(token, attempt, thread_id)
+
+
+async def admit(session: LockSession, query: LiteralString, parameters: Mapping[str, Any]) -> Any:
+    """Run a statement that moves a thread to this session's hold, and end stale writers that keep it waiting."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[AsyncConnection[Any]]:
+        async with closing(await open_session(session.place)) as other:
+            yield other.connection
+
+    waiting = session.connection.info.backend_pid
+    return await past_stale_writers(session.fetch(query, parameters), waiting=waiting, connect=connect)
 
 
 def _tick_parameters(session: LockSession, tick: Tick) -> dict[str, Any]:

@@ -271,7 +271,9 @@ def _session_parameters(place: LockPlace) -> dict[str, Any]:
         "idle_session_timeout": 0,
         "idle_in_transaction_session_timeout": 0,
         "statement_timeout": 0,
-        "lock_timeout": 0,
+        # A try-lock never waits, but an admission may, for a row. A backend that still waited when this side has given up
+        # would hold the graph's lock, and admit a tick for nobody when the row is free.
+        "lock_timeout": round(place.answer_timeout.total_seconds() * 900),
         # ON CONFLICT has to see rows committed after the statement began; stricter levels raise instead.
         "default_transaction_isolation": r"read\ committed",
         # The server's side: without these, a vanished host's lock stays for about two hours.

@@ -76,6 +76,8 @@ async def migrate(
     when the role may not create what is missing, or when another replica is still at it at the deadline.
     """
     connection.row_factory = dict_row
+    # An index is built when the last transaction that may not see it has ended, however long that takes.
+    await connection.execute("SET lock_timeout = 0")
     before = await _versions(connection)
     if before.current:
         return before, before

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from tests.fences import THREAD, admit, connect, open_pool, prepare, rows, run, saver
+from tests.fences import THREAD, admit, connect, open_connection, open_pool, prepare, rows, run, saver
 from tests.replicas import ROOT, replica_environment
 from tickd.fence import past_stale_writers
 
@@ -107,8 +107,10 @@ async def test_a_stopped_holder_writes_nothing_after_the_next_hold(dsn: str):
             await admit(connection, old)
             await stop_somewhere(stale, old, chance)
 
-            admission = admit(connection, new)
-            await past_stale_writers(admission, pool=pool, waiting=connection.info.backend_pid)
+            waiting = connection.info.backend_pid
+            await past_stale_writers(
+                admit(connection, new), waiting=waiting, connect=lambda: open_connection(dsn)
+            )
             before = await rows(connection)
             if attempt % 2:
                 # It goes on while the new holder runs, else when that has finished.

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -16,8 +17,25 @@ import pytest
 from langgraph.checkpoint.base.id import uuid6
 from psycopg import AsyncConnection, sql
 
-from tests.fences import THREAD, admit, config, connect, open_pool, prepare, rows, run, saver
+from tests.fences import (
+    GRAPH,
+    SPACE,
+    THREAD,
+    admit,
+    config,
+    connect,
+    open_connection,
+    open_pool,
+    prepare,
+    rows,
+    run,
+    saver,
+)
+from tickd.dsn import parse_dsn
 from tickd.fence import PATIENCE, FencedSaver, is_refused, past_stale_writers
+from tickd.ledger import Admission, hold_and_admit
+from tickd.lock import LockPlace, closing, open_session
+from tickd.tick import Tick, run_id
 
 
 GATE_FUNCTION = """
@@ -223,13 +241,18 @@ async def test_sent_while_a_take_over_is_under_way_it_learns_how_that_ended(stag
         assert await rows(stage.onlooker) != before
 
 
+async def admit_past_stale_writers(stage: Stage, dsn: str) -> None:
+    """Admit token 6 as the ledger admits."""
+    waiting = stage.admitting.info.backend_pid
+    await past_stale_writers(admit(stage.admitting, 6), waiting=waiting, connect=lambda: open_connection(dsn))
+
+
 @pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
 async def test_stopped_for_good_in_between_its_session_is_ended(stage, dsn, operation, name, table):
     """A process under SIGSTOP keeps its transaction open; the graph must not stand still with it."""
     before = await rows(stage.onlooker)
-    async with open_pool(dsn) as pool, stage.parked(operation, name, table) as (writing, _):
-        backend = stage.admitting.info.backend_pid
-        await past_stale_writers(admit(stage.admitting, 6), pool=pool, waiting=backend)
+    async with stage.parked(operation, name, table) as (writing, _):
+        await admit_past_stale_writers(stage, dsn)
         with pytest.raises(psycopg.OperationalError):
             await writing
 
@@ -237,28 +260,59 @@ async def test_stopped_for_good_in_between_its_session_is_ended(stage, dsn, oper
     await sees_only_the_new_holder(stage)
 
 
+async def test_an_admission_of_the_ledger_gets_past_a_stopped_writer(stage, dsn):
+    """The statement that tries the lock also moves the thread, and must not wait for a writer of the past for ever."""
+    place = LockPlace(parse_dsn(dsn, setting="DSN"), "b", SPACE)
+    tick = Tick(GRAPH, datetime(2026, 5, 4, 10, tzinfo=UTC))
+    async with stage.parked("put", "aa", "checkpoints") as (writing, _):
+        async with closing(await open_session(place)) as session:
+            held, admission = await hold_and_admit(session, tick, thread_id=THREAD, run_id=run_id(tick))
+        with pytest.raises(psycopg.OperationalError):
+            await writing
+
+    assert held
+    assert admission == Admission(1, 1, THREAD)
+    await refused(stage.act("put", stage.stale))
+
+
+async def test_an_admission_that_waits_for_somebody_else_gives_up_in_the_server_too(stage, dsn):
+    """A backend that went on waiting would keep the graph's lock, and admit a tick for a client that has long gone."""
+    place = LockPlace(parse_dsn(dsn, setting="DSN"), "b", SPACE, answer_timeout=timedelta(seconds=1.5))
+    tick = Tick(GRAPH, datetime(2026, 5, 4, 10, tzinfo=UTC))
+    await stage.admitting.execute("BEGIN")
+    await admit(stage.admitting, 6)
+
+    async with closing(await open_session(place)) as session:
+        with pytest.raises((psycopg.OperationalError, TimeoutError)):
+            await hold_and_admit(session, tick, thread_id=THREAD, run_id=run_id(tick))
+    # The operator is still in the way, and nobody waits behind him.
+    await stage.until("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'tickd/b')")
+    await stage.admitting.execute("COMMIT")
+
+    assert await (await stage.onlooker.execute("SELECT count(*) FROM tickd.ticks")).fetchone() == (0,)
+
+
 async def test_only_a_writer_is_ended(stage, dsn):
     """An operator who has changed the row and not yet committed loses nothing; the admission waits, or gives up."""
-    backend = stage.admitting.info.backend_pid
-    async with open_pool(dsn) as pool, await connect(dsn) as operator:
+    async with await connect(dsn) as operator:
         async with operator.transaction():
             await operator.execute("DELETE FROM tickd.threads")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(PATIENCE.total_seconds() * 2.5):
-                    await past_stale_writers(admit(stage.admitting, 6), pool=pool, waiting=backend)
+                    await admit_past_stale_writers(stage, dsn)
         assert not operator.closed
         await operator.execute("SELECT")
 
 
 async def test_an_admission_that_fails_fails_as_itself(stage, dsn):
     """Whoever waits for the admission branches on its error."""
-    async with open_pool(dsn) as pool:
-        with pytest.raises(psycopg.errors.UndefinedTable):
-            await past_stale_writers(
-                stage.admitting.execute("SELECT FROM nowhere"),
-                pool=pool,
-                waiting=stage.admitting.info.backend_pid,
-            )
+    waiting = stage.admitting.info.backend_pid
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        await past_stale_writers(
+            stage.admitting.execute("SELECT FROM nowhere"),
+            waiting=waiting,
+            connect=lambda: open_connection(dsn),
+        )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

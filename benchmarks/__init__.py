@@ -1,0 +1,1 @@
+"""Benchmarks: real replicas of tickd, of its two floors and of its peers, on a real Postgres, in the same run."""
