@@ -115,30 +115,35 @@ SELECT EXISTS (
       AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
 )
 """
+# A lease that has run out concerns the hold that made the claim: the graph's newest, for a later one has a newer token,
+# on a session that was open by then, for tokens are of this statement's snapshot and pg_locks is read live.
 WORK = """
-SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND NOT held.yes),
-       bool_or(t.lease_until < clock_timestamp() AND held.yes)
+SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND holder.pid IS NULL),
+       bool_or(t.lease_until < clock_timestamp() AND t.token = g.token AND holder.since <= t.admitted_at)
 FROM tickd.ticks AS t
 JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
-CROSS JOIN LATERAL (SELECT (t.space, g.key) IN (
-    SELECT l.classid::bigint::bit(32)::int, l.objid::bigint::bit(32)::int
+LEFT JOIN (
+    SELECT l.classid::bigint::bit(32)::int AS space, l.objid::bigint::bit(32)::int AS key, l.pid, a.backend_start AS since
     FROM pg_locks AS l
+    LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-) AS yes) AS held
-WHERE t.space = %s AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+) AS holder ON holder.space = g.space AND holder.key = g.key
+WHERE t.space = %s AND t.mode = 'claim' AND (t.outcome IS NULL OR t.outcome = 'handed_off')
 GROUP BY t.graph
 """
-# The lease of the row that this session works on has run out, and the session still has the lock.
 END_HOLDER = """
 SELECT count(pg_terminate_backend(l.pid))
 FROM pg_locks AS l
+JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = %(classid)s::bigint::oid AND l.objid = %(objid)s::bigint::oid
   AND EXISTS (
-    SELECT FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND outcome IS NULL AND lease_until < clock_timestamp()
+    SELECT FROM tickd.ticks AS t
+    JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph AND g.token = t.token
+    WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.outcome IS NULL AND t.lease_until < clock_timestamp()
+      AND a.backend_start <= t.admitted_at
   )
 """
 

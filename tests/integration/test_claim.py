@@ -13,9 +13,9 @@ from tickd import claim, ledger
 from tickd.claim import Claimed, Row, Work
 from tickd.fleet import Fleet
 from tickd.ledger import Finish
-from tickd.lock import LockSession
+from tickd.lock import TRY_LOCK, LockSession
 from tickd.policy import TrustWindows
-from tickd.tick import Outcome, Tick, run_id
+from tickd.tick import Outcome, Tick, lock_key, run_id
 
 
 Onlooker = psycopg.AsyncConnection[Any]
@@ -474,6 +474,33 @@ async def test_a_holder_that_renews_is_left_alone(open_as: Open, look: Onlooker)
     assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
     assert not await claim.end_holder(look, SPACE, "restock")
     assert await a.fetch("SELECT 1") == (1,)
+
+
+async def test_an_expired_lease_does_not_end_a_hold_of_another_tick(open_as: Open, look: Onlooker):
+    """The lock may have gone to a fired tick of skip mode, or to one that was resumed, before the row was claimed."""
+    a, b = await open_as("a"), await open_as("b")
+    await enqueue(a, tick(0))
+    await claimed(a, lease=NO_LEASE)
+    await lose(a, look)
+    held, _ = await ledger.hold_and_admit(b, tick(9), thread_id="t", run_id=run_id(tick(9)))
+    assert held
+
+    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock")
+    assert await b.fetch("SELECT 1") == (1,)
+
+
+async def test_an_expired_lease_does_not_end_a_session_that_came_later(open_as: Open, look: Onlooker):
+    """Its token may not be in the statement's snapshot yet."""
+    a = await open_as("a")
+    await enqueue(a, tick(0))
+    await claimed(a, lease=NO_LEASE)
+    await lose(a, look)
+    b = await open_as("b")
+    await b.fetch(TRY_LOCK, (SPACE, lock_key("restock")))
+
+    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock")
 
 
 # Looking

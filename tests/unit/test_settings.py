@@ -148,7 +148,11 @@ def test_a_server_that_gives_up_first_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_every_variable_that_the_refusal_of_windows_names_is_read(monkeypatch: pytest.MonkeyPatch):
     """Advice that leads nowhere is worse than none."""
-    refused = refusal(monkeypatch, STOP_ALLOWANCE="1h") + " " + refusal(monkeypatch, STOP_ALLOWANCE="1s", LEASE="5s")
+    refused = (
+        refusal(monkeypatch, STOP_ALLOWANCE="1h")
+        + " "
+        + refusal(monkeypatch, STOP_ALLOWANCE="1s", LEASE="5s")
+    )
 
     named = {word.strip(".,;") for word in refused.split() if word.startswith("TICKD_")}
     assert len(named) == 7
