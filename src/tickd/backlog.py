@@ -132,6 +132,9 @@ class Backlog:
         tick, admission = claimed.tick, claimed.admission
         if claimed.failures > max(MOST_LOST_HOLDERS, entry.retries.attempts if entry.retries else 0):
             return await self._runner.record(tick, session, admission, Ran.given_up(claimed.failures))
+        if claimed.interrupted and entry.after_interrupt == "skip":
+            # The earlier tick came to its interrupt after this one had been enqueued.
+            return await self._runner.record(tick, session, admission, Ran.skipped(SkipReason.INTERRUPTED))
         probe = claim.renewal(self._place.space, tick, admission.token, self._place.windows.lease)
         ran = await self._runner.run(entry, tick, session, admission, probe)
         if (
@@ -162,6 +165,7 @@ class Backlog:
             run_id=run_id(tick),
             most=1 if skips_overlap else entry.max_backlog,
             refusal=(SkipReason.LOCK_HELD if skips_overlap else SkipReason.BACKLOG_FULL).value,
+            heed_interrupt=entry.after_interrupt == "skip",
         )
 
     async def _why_not(self, hold: Hold[Any], fired: Tick | None, displace: bool) -> End:  # noqa: FBT001  # one caller

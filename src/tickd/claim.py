@@ -40,6 +40,10 @@ FROM (
         WHEN EXISTS (
             SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
         ) THEN 'paused'
+        WHEN %(heed_interrupt)s AND EXISTS (
+            SELECT FROM tickd.ticks
+            WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'interrupted' AND thread_id = %(thread_id)s
+        ) THEN 'interrupted'
         WHEN %(most)s::bigint <= (
             SELECT count(*)
             FROM tickd.ticks
@@ -55,6 +59,9 @@ WITH ready AS MATERIALIZED (
     SELECT FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
       AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+      AND NOT EXISTS (
+        SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+      )
     LIMIT 1
 ), try AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM ready)
@@ -87,7 +94,12 @@ WITH ready AS MATERIALIZED (
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
-SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.failures
+SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.failures,
+       EXISTS (
+         SELECT FROM tickd.ticks AS t
+         WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.outcome = 'interrupted'
+           AND t.thread_id = claimed.thread_id
+       )
 FROM try LEFT JOIN claimed ON true
 """
 # The probe of a claimed run's hold: it answers with the server's timeline, or with no row when the row is not ours.
@@ -111,14 +123,17 @@ WHERE space = %s AND graph = %s AND fire_time = %s
 HAS_READY = """
 SELECT EXISTS (
     SELECT FROM tickd.ticks
-    WHERE space = %s AND graph = %s AND ready_at <= clock_timestamp()
+    WHERE space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
       AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
+      AND NOT EXISTS (
+        SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+      )
 )
 """
 # A lease that has run out concerns the hold that made the claim: the graph's newest, for a later one has a newer token,
 # on a session that was open by then, for tokens are of this statement's snapshot and pg_locks is read live.
 WORK = """
-SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND holder.pid IS NULL),
+SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND g.paused_at IS NULL AND holder.pid IS NULL),
        bool_or(t.lease_until < clock_timestamp() AND t.token = g.token AND holder.since <= t.admitted_at)
 FROM tickd.ticks AS t
 JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
@@ -150,11 +165,15 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A tick that this replica has taken, and on how many attempts of it the run failed or its holder was lost."""
+    """A tick that this replica has taken, and on how many attempts of it the run failed or its holder was lost.
+
+    `interrupted`: another tick waits for an answer on the same thread.
+    """
 
     tick: Tick
     admission: Admission
     failures: int
+    interrupted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +204,13 @@ async def enqueue(
     run_id: uuid.UUID,
     most: int,
     refusal: str,
+    heed_interrupt: bool = True,
 ) -> None:
-    """Insert the due tick's row, if no replica has; with `most` rows of its graph open, or paused, as skipped."""
+    """Insert the due tick's row, if no replica has.
+
+    The row of a paused graph is skipped, as is one with `most` of its graph's open, and, if heeded, one on whose thread
+    an earlier tick waits for an answer.
+    """
     parameters = {
         "space": session.place.space,
         "graph": tick.graph,
@@ -195,6 +219,7 @@ async def enqueue(
         "run_id": run_id,
         "most": most,
         "refusal": refusal,
+        "heed_interrupt": heed_interrupt,
     }
     await session.change(ENQUEUE, parameters)
 
@@ -202,7 +227,7 @@ async def enqueue(
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool, Claimed | None]:
     """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
     place = session.place
-    held, fire_time, token, attempt, thread_id, failures = await admit(
+    held, fire_time, token, attempt, thread_id, failures, interrupted = await admit(
         session,
         CLAIM,
         {
@@ -216,7 +241,7 @@ async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[
     if token is None:
         return bool(held), None
     tick = Tick(graph, fire_time.astimezone(UTC))
-    return True, Claimed(tick, Admission(token, attempt, thread_id), failures)
+    return True, Claimed(tick, Admission(token, attempt, thread_id), failures, interrupted)
 
 
 def renewal(space: int, tick: Tick, token: int, lease: timedelta) -> tuple[LiteralString, Sequence[Any]]:
@@ -256,8 +281,8 @@ async def look_up(session: LockSession, tick: Tick) -> Row | None:
 
 
 async def has_ready(connection: AsyncConnection[Any], space: int, graph: str) -> bool:
-    """Say whether a tick of the graph waits to be claimed, or is being worked on."""
-    row = await (await connection.execute(HAS_READY, (space, graph))).fetchone()
+    """Say whether a tick of the graph waits to be claimed, or is being worked on; not while the graph is paused."""
+    row = await (await connection.execute(HAS_READY, {"space": space, "graph": graph})).fetchone()
     return bool(row and row[0])
 
 

@@ -50,24 +50,27 @@ class Ran:
     ended: RunEnd
 
     def finish(self, attempt: int) -> Finish:
-        """Return what the tick's row is to say of it."""
-        error = self.ended.error
-        if error is None:
-            return Finish(self.end.outcome, attempt)
-        return Finish(self.end.outcome, attempt, type(error).__name__, text_of(error))
+        """Return what the tick's row is to say of it: what the log says."""
+        fields = self.end.fields
+        why = "reason" if self.end.outcome is Outcome.SKIPPED else "error_type"
+        return Finish(self.end.outcome, attempt, fields.get(why), fields.get("error"))
+
+    @classmethod
+    def skipped(cls, reason: SkipReason) -> "Ran":
+        """Return the end of a tick that was claimed and is not to be run after all."""
+        return cls(skipped(reason), Stopping(), RunEnd(EndKind.FINISHED, 0))
 
     @classmethod
     def given_up(cls, failures: int) -> "Ran":
         """Return the end of a tick that is not run any more, because it has cost too many holders."""
         error = f"its holder was lost on {failures} attempts; it is not tried again"
-        ended = RunEnd(EndKind.RAISED, 0, error=RuntimeError(error))
         fields = {"reason": "holders_lost", "error_type": "HoldersLost", "error": error}
-        return cls(End(Outcome.FAILED, fields), Stopping(), ended)
+        return cls(End(Outcome.FAILED, fields), Stopping(), RunEnd(EndKind.FINISHED, 0))
 
     def handed_off(self) -> "Ran":
         """Return the same attempt as one that another replica is to continue."""
         fields = {name: self.end.fields[name] for name in ("token", "attempt", "duration_ms", "late_ms")}
-        return replace(self, end=End(Outcome.HANDED_OFF, fields), ended=replace(self.ended, error=None))
+        return replace(self, end=End(Outcome.HANDED_OFF, fields))
 
     def retry_pause(self, entry: Entry, tick: Tick, failures: int) -> timedelta | None:
         """Return the pause after which the tick is tried again by its entry's `retries`; None when this was its end."""

@@ -194,6 +194,29 @@ async def test_a_paused_graph_takes_in_nothing(open_as: Open, look: Onlooker):
     assert await claim.look_up(a, tick(1)) == Row("skipped", "paused", None, None, claimed=False)
 
 
+async def test_a_tick_whose_thread_waits_for_an_answer_is_not_taken_in(open_as: Open, look: Onlooker):
+    """It would run into the middle of a conversation; on a thread of its own it may."""
+    a = await open_as("a")
+    same: dict[str, Any] = {"thread_id": "restock", "most": 9, "refusal": "backlog_full"}
+    await claim.enqueue(a, tick(0), run_id=run_id(tick(0)), **same)
+    await finish(a, await claimed(a), Outcome.INTERRUPTED)
+
+    await claim.enqueue(a, tick(1), run_id=run_id(tick(1)), **same)
+    await claim.enqueue(a, tick(2), run_id=run_id(tick(2)), **same, heed_interrupt=False)
+    await enqueue(a, tick(3))
+
+    assert await rows(look, "outcome, error_type") == [
+        ("interrupted", None),
+        ("skipped", "interrupted"),
+        (None, None),
+        (None, None),
+    ]
+    waits = await claimed(a)
+    assert (waits.tick, waits.interrupted) == (tick(2), True)
+    await finish(a, waits)
+    assert not (await claimed(a)).interrupted
+
+
 # Claiming
 
 
@@ -231,6 +254,20 @@ async def test_while_another_session_has_the_graph_nothing_is_claimed(open_as: O
     assert await claim.claim(b, graph="restock", lease=LEASE) == (False, None)
     assert (await claimed(b, "audit")).tick == tick(2, "audit")
     assert await rows(look, "replica, attempt") == [("b", 1), ("a", 1), (None, 0)]
+
+
+async def test_nothing_of_a_paused_graph_is_claimed(open_as: Open, look: Onlooker):
+    """Whoever pauses a graph wants it to do nothing: what waits then waits for the end of the pause."""
+    a = await open_as("a")
+    await Fleet(a).register({"restock": "every 1s"})
+    await enqueue(a, tick(0))
+    await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp()")
+
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert not await claim.has_ready(look, SPACE, "restock")
+    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
+    await look.execute("UPDATE tickd.graphs SET paused_at = NULL")
+    assert (await claimed(a)).tick == tick(0)
 
 
 async def test_two_claimers_never_get_one_row(open_as: Open, look: Onlooker):
@@ -551,11 +588,8 @@ async def test_a_look_finds_open_ticks_by_their_index(open_as: Open, look: Onloo
     await enqueue(a, tick())
     await look.execute("ANALYZE tickd.ticks")
 
-    for statement, parameters in (
-        (claim.HAS_READY, (SPACE, "restock")),
-        (claim.WORK, (SPACE,)),
-        (claim.CLAIM, {"space": SPACE, "graph": "restock", "key": 1, "replica": "a", "lease": LEASE}),
-    ):
+    graph = {"space": SPACE, "graph": "restock", "key": 1, "replica": "a", "lease": LEASE}
+    for statement, parameters in ((claim.HAS_READY, graph), (claim.WORK, (SPACE,)), (claim.CLAIM, graph)):
         cursor = await look.execute(f"EXPLAIN {statement}", parameters)
         plan = "\n".join(line for (line,) in await cursor.fetchall())
         assert "Index Scan using ticks_" in plan

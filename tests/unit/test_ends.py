@@ -108,6 +108,15 @@ def test_the_ledger_is_told_what_the_log_is_told(ended: RunEnd, finish: Finish):
     assert Ran(end(ended), Stopping(), ended).finish(2) == finish
 
 
+def test_the_ledger_is_told_of_ends_that_no_graph_raised():
+    """A failed tick without a reason would send its reader to the log of a replica that is long gone."""
+    displaced = Ran(end(DRAINED, displaced=True), Stopping(), DRAINED).finish(2)
+
+    assert (displaced.outcome, displaced.error_type) == (Outcome.FAILED, "Displaced")
+    assert Ran.given_up(21).finish(22).error_type == "HoldersLost"
+    assert Ran.skipped(SkipReason.INTERRUPTED).finish(2) == Finish(Outcome.SKIPPED, 2, "interrupted")
+
+
 def test_a_skip_leaves_out_what_is_not_known():
     """A holder called null would look like a name."""
     assert skipped(SkipReason.LOCK_HELD, holder=None) == End(Outcome.SKIPPED, {"reason": "lock_held"})
