@@ -1,0 +1,1 @@
+"""Contenders: each module is the program of one replica, run as `python -m benchmarks.contenders.NAME`."""

@@ -1,0 +1,237 @@
+"""A contest: one contender on one workload, from an empty database to figures."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan import Plan, Start, read_starts
+from benchmarks.server import ConnectionSampler, Database, Server, resident_bytes, tree_cpu_seconds
+from benchmarks.workloads import Workload
+
+
+ROOT = Path(__file__).parent.parent
+START_SECONDS = 90
+QUIET_SECONDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """How a contender is started; peers run on the Python of an environment of their own."""
+
+    name: str
+    module: str
+    peer: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+CONTENDERS = {
+    one.name: one
+    for one in (
+        Contender("tickd", "benchmarks.contenders.tickd_replica"),
+        Contender("bare_loop", "benchmarks.contenders.bare_loop"),
+        Contender("one_session", "benchmarks.contenders.one_session"),
+    )
+}
+
+
+class Contest:
+    """Runs the replicas of one contender and measures them over the workload's window."""
+
+    def __init__(self, server: Server, contender: Contender, workload: Workload, *, python: str, keep: bool) -> None:
+        self._server = server
+        self._contender = contender
+        self._workload = workload
+        self._python = python if contender.peer else sys.executable
+        self._keep = keep
+        self._home = Path(tempfile.mkdtemp(prefix=f"bench-{workload.letter}-{contender.name}-"))
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> dict[str, Any]:
+        """Return the figures."""
+        database = self._server.new_database()
+        try:
+            return self._measured(database)
+        finally:
+            self._kill()
+            database.drop()
+            if not self._keep:
+                shutil.rmtree(self._home)
+
+    def _measured(self, database: Database) -> dict[str, Any]:
+        workload = self._workload
+        plan = Plan(
+            dsn=database.dsn,
+            home=str(self._home),
+            graphs=workload.graphs,
+            every=workload.every,
+            spread=workload.spread,
+            seconds=workload.seconds,
+            unchecked=bool(os.environ.get("UNCHECKED")),
+        )
+        plan.write()
+        self._module("set_up")
+        for number in range(workload.replicas):
+            self._start(f"r{number + 1}")
+        self._await_ready()
+        first, last = self._window()
+        _sleep_until(first - 0.5)
+        before, cpu, began = database.load(), self._cpu(), time.time()
+        with ConnectionSampler(database) as connections:
+            _sleep_until(last + 1)
+            after, cpu, took = database.load(), self._cpu() - cpu, time.time() - began
+            self._await_starts(plan, first, last)
+        resident = [resident_bytes(process.pid) for process in self._processes]
+        statements = database.statements()
+        self._stop()
+        figures = figures_of(plan, read_starts(plan.home), first, last)
+        return {
+            "workload": workload.letter,
+            "contender": self._contender.name,
+            "replicas": workload.replicas,
+            **figures,
+            "connections": connections.most,
+            "replica_cpu": cpu / took / workload.replicas,
+            "resident_mb": max(resident) / 2**20,
+            "window_s": took,
+            **{key: (after[key] - before[key]) / took for key in after},
+            "load_average": os.getloadavg()[0],
+            "top_statements": statements,
+            **({"home": str(self._home)} if self._keep else {}),
+        }
+
+    def _window(self) -> tuple[int, int]:
+        """Return the first and the last second that count: whole periods, after the warm-up."""
+        workload = self._workload
+        every = 1 if workload.spread else workload.every
+        first = ceil((time.time() + workload.warm_up + 1) / every) * every
+        return first, first + workload.window - 1
+
+    def _environment(self, replica: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TICKD_", "PG"))}
+        return {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "BENCHMARK_HOME": str(self._home),
+            "BENCHMARK_REPLICA": replica,
+            **self._contender.env,
+        }
+
+    def _module(self, argument: str) -> None:
+        """Run the contender's module to its end: what it needs before any replica starts."""
+        subprocess.run(
+            [self._python, "-m", self._contender.module, argument],
+            env=self._environment(argument),
+            cwd=self._home,
+            check=True,
+        )
+
+    def _start(self, replica: str) -> None:
+        with (self._home / f"log-{replica}").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    # No replica outlives the benchmark, even if that is killed.
+                    ["setpriv", "--pdeathsig", "KILL", self._python, "-m", self._contender.module, replica],
+                    env=self._environment(replica),
+                    cwd=self._home,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    def _await_ready(self) -> None:
+        deadline = time.time() + START_SECONDS
+        while self._ready() < self._workload.replicas:
+            ended = [process for process in self._processes if process.poll() is not None]
+            if ended or time.time() > deadline:
+                logs = "\n".join(path.read_text()[-2000:] for path in self._home.glob("log-*"))
+                raise RuntimeError(f"{self._contender.name} did not start:\n{logs}")
+            time.sleep(0.05)
+
+    def _ready(self) -> int:
+        """Return how many replicas fire; tickd says so in its log, every other contender by a file."""
+        logs = self._home.glob("log-*")
+        return len(list(self._home.glob("ready-*"))) + sum("daemon.ready" in log.read_text() for log in logs)
+
+    def _await_starts(self, plan: Plan, first: int, last: int) -> None:
+        """Wait until every fire time of the window was started and nothing more comes, or patience has run out."""
+        expected = len(set(plan.fires(first, last)))
+        deadline = last + 1 + self._workload.patience
+        seen, since = -1, time.time()
+        while time.time() < deadline:
+            starts = [start for start in read_starts(plan.home) if first <= start.fire_time <= last]
+            if len(starts) != seen:
+                seen, since = len(starts), time.time()
+            enough = len({(start.name, start.fire_time) for start in starts}) >= expected
+            if enough and time.time() - since > QUIET_SECONDS:
+                return
+            time.sleep(0.5)
+
+    def _cpu(self) -> float:
+        return sum(tree_cpu_seconds(process.pid) for process in self._processes)
+
+    def _stop(self) -> None:
+        for process in self._processes:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.time() + 15
+        for process in self._processes:
+            try:
+                process.wait(max(0.1, deadline - time.time()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def figures_of(plan: Plan, starts: list[Start], first: int, last: int) -> dict[str, Any]:
+    """Return lateness (ms), doubles, misses and the spread over replicas, for the fire times of the window."""
+    fires = set(plan.fires(first, last))
+    by_fire: dict[tuple[str, int], list[Start]] = {}
+    for start in starts:
+        if (start.name, start.fire_time) in fires:
+            by_fire.setdefault((start.name, start.fire_time), []).append(start)
+    late = sorted(
+        (min(start.started for start in group) - fire_time) * 1000 for (_, fire_time), group in by_fire.items()
+    )
+    shares = Counter(start.replica for group in by_fire.values() for start in group)
+    return {
+        "fire_times": len(fires),
+        "missed": len(fires) - len(by_fire),
+        "doubled": sum(len(group) > 1 for group in by_fire.values()),
+        "extra_runs": sum(len(group) - 1 for group in by_fire.values()),
+        "late_ms": {name: quantile(late, q) for name, q in QUANTILES.items()},
+        "largest_share": max(shares.values()) / sum(shares.values()) if shares else None,
+    }
+
+
+QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+
+
+def quantile(ordered: list[float], q: float) -> float | None:
+    """Return the q-quantile of ordered values, by the nearest rank; None of none."""
+    return ordered[max(0, ceil(q * len(ordered)) - 1)] if ordered else None
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.time()))
+
+
+def run_contest(server: Server, name: str, workload: Workload, *, python: str, keep: bool = False) -> dict[str, Any]:
+    """Run one contender on one workload and return the figures, ready for JSON."""
+    figures = Contest(server, CONTENDERS[name], workload, python=python, keep=keep).run()
+    json.dumps(figures, default=float)
+    return figures
