@@ -1,6 +1,5 @@
 """A contest: one contender on one workload, from an empty database to figures."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,18 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import peers_python
+from benchmarks.pieces import report
 from benchmarks.plan import Plan, Start, read_starts
+from benchmarks.quantiles import spread
 from benchmarks.server import ConnectionSampler, Database, Server, resident_bytes, tree_cpu_seconds
 from benchmarks.workloads import Workload
 
 
 ROOT = Path(__file__).parent.parent
 START_SECONDS = 90
-QUIET_SECONDS = 2
+SET_UP_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +42,28 @@ CONTENDERS = {
         Contender("tickd", "benchmarks.contenders.tickd_replica"),
         Contender("bare_loop", "benchmarks.contenders.bare_loop"),
         Contender("one_session", "benchmarks.contenders.one_session"),
+        Contender("apscheduler4", "benchmarks.contenders.apscheduler4", peer=True),
+        Contender("procrastinate", "benchmarks.contenders.procrastinate", peer=True),
+        Contender("dbos", "benchmarks.contenders.dbos_replica", peer=True),
+        Contender(
+            "pieces", "benchmarks.contenders.tickd_replica", env={"BENCHMARK_TICKD": "benchmarks.pieces"}
+        ),
     )
 }
+
+
+class Failed(Exception):
+    """A contender that did not get to the end of a workload."""
 
 
 class Contest:
     """Runs the replicas of one contender and measures them over the workload's window."""
 
-    def __init__(self, server: Server, contender: Contender, workload: Workload, *, python: str, keep: bool) -> None:
+    def __init__(self, server: Server, contender: Contender, workload: Workload, *, keep: bool) -> None:
         self._server = server
         self._contender = contender
         self._workload = workload
-        self._python = python if contender.peer else sys.executable
+        self._python = str(peers_python()) if contender.peer else sys.executable
         self._keep = keep
         self._home = Path(tempfile.mkdtemp(prefix=f"bench-{workload.letter}-{contender.name}-"))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -77,14 +88,17 @@ class Contest:
             every=workload.every,
             spread=workload.spread,
             seconds=workload.seconds,
-            unchecked=bool(os.environ.get("UNCHECKED")),
+            width=workload.width,
         )
         plan.write()
         self._module("set_up")
+        began = time.time()
         for number in range(workload.replicas):
             self._start(f"r{number + 1}")
         self._await_ready()
-        first, last = self._window()
+        ready_after = time.time() - began
+        first = workload.begins(time.time())
+        last = first + workload.window - 1
         _sleep_until(first - 0.5)
         before, cpu, began = database.load(), self._cpu(), time.time()
         with ConnectionSampler(database) as connections:
@@ -100,6 +114,7 @@ class Contest:
             "contender": self._contender.name,
             "replicas": workload.replicas,
             **figures,
+            "ready_after_s": ready_after,
             "connections": connections.most,
             "replica_cpu": cpu / took / workload.replicas,
             "resident_mb": max(resident) / 2**20,
@@ -108,14 +123,8 @@ class Contest:
             "load_average": os.getloadavg()[0],
             "top_statements": statements,
             **({"home": str(self._home)} if self._keep else {}),
+            **({"pieces": report(plan.home, first, last)} if self._contender.name == "pieces" else {}),
         }
-
-    def _window(self) -> tuple[int, int]:
-        """Return the first and the last second that count: whole periods, after the warm-up."""
-        workload = self._workload
-        every = 1 if workload.spread else workload.every
-        first = ceil((time.time() + workload.warm_up + 1) / every) * every
-        return first, first + workload.window - 1
 
     def _environment(self, replica: str) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("TICKD_", "PG"))}
@@ -129,12 +138,22 @@ class Contest:
 
     def _module(self, argument: str) -> None:
         """Run the contender's module to its end: what it needs before any replica starts."""
-        subprocess.run(
-            [self._python, "-m", self._contender.module, argument],
-            env=self._environment(argument),
-            cwd=self._home,
-            check=True,
-        )
+        command = [self._python, "-m", self._contender.module, argument]
+        try:
+            subprocess.run(
+                command,
+                env=self._environment(argument),
+                cwd=self._home,
+                check=True,
+                capture_output=True,
+                timeout=SET_UP_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"{self._contender.name} was not set up within {SET_UP_SECONDS} s") from error
+        except subprocess.CalledProcessError as error:
+            raise Failed(
+                f"{self._contender.name} was not set up:\n{error.stderr.decode()[-2000:]}"
+            ) from error
 
     def _start(self, replica: str) -> None:
         with (self._home / f"log-{replica}").open("wb") as log:
@@ -156,7 +175,7 @@ class Contest:
             ended = [process for process in self._processes if process.poll() is not None]
             if ended or time.time() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._home.glob("log-*"))
-                raise RuntimeError(f"{self._contender.name} did not start:\n{logs}")
+                raise Failed(f"{self._contender.name} did not start within {START_SECONDS} s:\n{logs}")
             time.sleep(0.05)
 
     def _ready(self) -> int:
@@ -174,7 +193,7 @@ class Contest:
             if len(starts) != seen:
                 seen, since = len(starts), time.time()
             enough = len({(start.name, start.fire_time) for start in starts}) >= expected
-            if enough and time.time() - since > QUIET_SECONDS:
+            if enough and time.time() - since > self._workload.quiet:
                 return
             time.sleep(0.5)
 
@@ -204,34 +223,34 @@ def figures_of(plan: Plan, starts: list[Start], first: int, last: int) -> dict[s
     for start in starts:
         if (start.name, start.fire_time) in fires:
             by_fire.setdefault((start.name, start.fire_time), []).append(start)
-    late = sorted(
-        (min(start.started for start in group) - fire_time) * 1000 for (_, fire_time), group in by_fire.items()
-    )
+    late = [
+        (min(start.started for start in group) - fire_time) * 1000
+        for (_, fire_time), group in by_fire.items()
+    ]
     shares = Counter(start.replica for group in by_fire.values() for start in group)
     return {
         "fire_times": len(fires),
         "missed": len(fires) - len(by_fire),
         "doubled": sum(len(group) > 1 for group in by_fire.values()),
         "extra_runs": sum(len(group) - 1 for group in by_fire.values()),
-        "late_ms": {name: quantile(late, q) for name, q in QUANTILES.items()},
+        "late_ms": spread(late),
         "largest_share": max(shares.values()) / sum(shares.values()) if shares else None,
     }
-
-
-QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-
-
-def quantile(ordered: list[float], q: float) -> float | None:
-    """Return the q-quantile of ordered values, by the nearest rank; None of none."""
-    return ordered[max(0, ceil(q * len(ordered)) - 1)] if ordered else None
 
 
 def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.time()))
 
 
-def run_contest(server: Server, name: str, workload: Workload, *, python: str, keep: bool = False) -> dict[str, Any]:
-    """Run one contender on one workload and return the figures, ready for JSON."""
-    figures = Contest(server, CONTENDERS[name], workload, python=python, keep=keep).run()
-    json.dumps(figures, default=float)
-    return figures
+def run_contest(server: Server, name: str, workload: Workload, *, keep: bool = False) -> dict[str, Any]:
+    """Run one contender on one workload and return the figures, ready for JSON.
+
+    A peer that does not get through a workload has said something, too: its row is the reason.
+    """
+    contender = CONTENDERS[name]
+    try:
+        return Contest(server, contender, workload, keep=keep).run()
+    except Failed as error:
+        if not contender.peer:
+            raise
+        return {"workload": workload.letter, "contender": name, "failed": str(error)}

@@ -1,40 +1,60 @@
 """The pieces of one tick: a tickd that stamps the clock at each station between the fire time and its end.
 
-It is tickd itself, started as `python -m benchmarks.pieces run SCHEDULE`, with its functions wrapped from outside.
+It is tickd itself, started as `python -m benchmarks.pieces run SCHEDULE`, with its functions wrapped from outside;
+`python -m benchmarks A --contenders pieces` runs it in a contest and prints what `report` makes of the stamps.
 """
 
 import functools
 import os
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tickd import ledger, lock, runner, runs
+from benchmarks import plan
+from benchmarks.quantiles import quantile
+from tickd import ledger, runner, runs
 from tickd.cli import main as tickd_main
+from tickd.tick import Tick
 
 
+# In the order of a tick that runs; what each station says has just happened.
+STATIONS = {
+    "fired": "the timer has handed the tick over",
+    "opened": "a lock connection is open",
+    "due": "the fire time has come",
+    "ask": "the statement that tries and admits is sent",
+    "admitted": "it is answered",
+    "ordered": "the run is handed to the graph loop",
+    "begun": "the graph loop has begun it",
+    "read": "LangGraph reads the thread",
+    "has_read": "it is read",
+    "node": "the first node runs",
+    "worked": "the graph has finished",
+    "recorded": "the outcome is in the row",
+    "logged": "unlocked, closed and logged",
+}
 STAMPS: list[tuple[str, str, float]] = []
 
 
-def stamp(tick: Any, station: str) -> None:
-    """Note that the tick has come to a station."""
-    STAMPS.append((f"{tick.graph}|{tick.fire_time.timestamp():.0f}", station, time.time()))
+def stamp(graph: str, fire_time: float, station: str) -> None:
+    """Note that a tick has come to a station."""
+    STAMPS.append((f"{graph}|{fire_time:.0f}", station, time.time()))
 
 
-def _around(owner: Any, name: str, tick_of: Callable[..., Any], before: str | None, after: str | None) -> None:
+def _around(
+    owner: Any, name: str, tick_of: Callable[..., Tick], before: str | None, after: str | None
+) -> None:
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
         tick = tick_of(*args, **kwargs)
         if before:
-            stamp(tick, before)
+            stamp(tick.graph, tick.fire_time.timestamp(), before)
         result = await plain(*args, **kwargs)
         if after:
-            stamp(tick, after)
+            stamp(tick.graph, tick.fire_time.timestamp(), after)
         return result
 
     setattr(owner, name, wrapped)
@@ -42,30 +62,24 @@ def _around(owner: Any, name: str, tick_of: Callable[..., Any], before: str | No
 
 def _wrap() -> None:
     _around(runner.Runner, "run_tick", lambda _, tick: tick, "fired", "logged")
-    _around(runner.Runner, "_open_in_time", lambda _, tick, __: tick, "open", "opened")
+    _around(runner.Runner, "open_in_time", lambda _, tick, __: tick, None, "opened")
     _around(runner.Runner, "_end_before_attempt", lambda _, __, tick, ___: tick, None, "due")
     _around(ledger, "hold_and_admit", lambda _, tick, **__: tick, "ask", "admitted")
-    _around(runner.Runner, "_record", lambda _, tick, *__: tick, "record", "recorded")
+    _around(ledger, "record", lambda _, tick, **__: tick, None, "recorded")
     _around(runs.Run, "_work", lambda run, _: run.order.tick, "begun", "worked")
-    _around(runs.Run, "_invoke", lambda run, _: run.order.tick, "invoke", None)
-    _around(runs.RunSaver, "aget_tuple", lambda saver, _: saver._run.order.tick, "read", "has_read")  # noqa: SLF001
-    plain_run = runs.GraphThread.run
+    _around(runs.RunSaver, "aget_tuple", lambda saver, _: saver._run.order.tick, "read", "has_read")  # noqa: SLF001  # no other way to its tick
+    plain_run, plain_started = runs.GraphThread.run, plan.Witness.started
 
-    def run(self: Any, order: Any) -> Any:
-        stamp(order.tick, "ordered")
-        return plain_run(self, order)
-
-    runs.GraphThread.run = run  # type: ignore[method-assign]
-
-    from benchmarks import graphs
-
-    plain_started = graphs.Witness.started
+    def run(self: Any, order: Any, **kwargs: Any) -> Any:
+        stamp(order.tick.graph, order.tick.fire_time.timestamp(), "ordered")
+        return plain_run(self, order, **kwargs)
 
     def started(self: Any, name: str, fire_time: float) -> None:
-        STAMPS.append((f"{name}|{fire_time:.0f}", "node", time.time()))
+        stamp(name, fire_time, "node")
         plain_started(self, name, fire_time)
 
-    graphs.Witness.started = started  # type: ignore[method-assign]
+    runs.GraphThread.run = run  # type: ignore[method-assign]  # to be measured from outside
+    plan.Witness.started = started  # type: ignore[method-assign]  # likewise
 
 
 def main() -> None:
@@ -75,35 +89,47 @@ def main() -> None:
         tickd_main()
     finally:
         path = Path(os.environ["BENCHMARK_HOME"]) / f"stamps-{os.environ['BENCHMARK_REPLICA']}"
-        path.write_text("\n".join(f"{tick} {station} {at:.6f}" for tick, station, at in STAMPS))
+        path.write_text("".join(f"{tick} {station} {at:.6f}\n" for tick, station, at in STAMPS))
 
 
-def report(home: str, skip: int = 4) -> None:
-    """Print the median and the 95th percentile of each station after the fire time, and of each step between two."""
-    ticks: dict[str, dict[str, float]] = {}
-    for path in Path(home).glob("stamps-*"):
-        mine: dict[str, dict[str, float]] = {}
-        for line in path.read_text().splitlines():
-            tick, station, at = line.rsplit(" ", 2)
-            mine.setdefault(tick, {}).setdefault(station, float(at))
-        ticks |= {f"{path.name} {tick}": stations for tick, stations in mine.items() if "node" in stations}
-    fires = sorted({tick.rpartition("|")[2] for tick in ticks})[skip:]
-    ticks = {tick: stations for tick, stations in ticks.items() if tick.rpartition("|")[2] in fires}
-    order = ["fired", "open", "opened", "due", "ask", "admitted", "ordered", "begun", "invoke", "read", "has_read", "node", "worked", "record", "recorded", "logged"]
-    print(f"{len(ticks)} runs")
-    previous = None
-    for station in order:
-        after = sorted(s[station] * 1000 - float(t.rpartition("|")[2]) * 1000 for t, s in ticks.items() if station in s)
-        if not after:
+def report(home: str, first: int, last: int) -> list[dict[str, Any]]:
+    """Return, for each station, the milliseconds after the fire time and since the station before, for the runs of a window."""
+    ticks = [
+        tick
+        for path in Path(home).glob("stamps-*")
+        for tick in _stations(path, first, last).values()
+        if "node" in tick
+    ]
+    rows: list[dict[str, Any]] = []
+    before: str | None = None
+    for station in STATIONS:
+        reached = [tick for tick in ticks if station in tick]
+        if not reached:
             continue
-        step = sorted((s[station] - s[previous]) * 1000 for s in ticks.values() if previous in s and station in s) if previous else [0.0]
-        p = lambda v, q: v[min(len(v) - 1, int(q * len(v)))]  # noqa: E731
-        print(f"{station:10} after fire p50 {p(after, .5):9.2f} p95 {p(after, .95):9.2f}   step p50 {p(step, .5):8.2f} p95 {p(step, .95):8.2f}")
-        previous = station
+        after = sorted(tick[station] for tick in reached)
+        steps = sorted(tick[station] - tick[before] for tick in reached if before in tick) if before else []
+        rows.append(
+            {
+                "station": station,
+                "runs": len(reached),
+                "after_ms": {"p50": quantile(after, 0.5), "p95": quantile(after, 0.95)},
+                "step_ms": {"p50": quantile(steps, 0.5), "p95": quantile(steps, 0.95)},
+            }
+        )
+        before = station
+    return rows
+
+
+def _stations(path: Path, first: int, last: int) -> dict[str, dict[str, float]]:
+    """Return the stations of each tick of one replica, in milliseconds after the fire time; the first visit counts."""
+    ticks: dict[str, dict[str, float]] = {}
+    for line in path.read_text().splitlines():
+        tick, station, at = line.rsplit(" ", 2)
+        fire_time = int(tick.rpartition("|")[2])
+        if first <= fire_time <= last:
+            ticks.setdefault(tick, {}).setdefault(station, (float(at) - fire_time) * 1000)
+    return ticks
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "report":
-        report(sys.argv[2])
-    else:
-        main()
+    main()

@@ -30,8 +30,7 @@ class Plan:
     spread: bool = False
     seconds: float = 0.0
     pool_size: int = 10
-    width: int = 64
-    unchecked: bool = False
+    width: int = 50
 
     def names(self) -> list[str]:
         """Return the schedules' names, in the order of the schedule."""
@@ -43,7 +42,11 @@ class Plan:
 
     def due(self, instant: int) -> list[str]:
         """Return the names of what is due at a whole second."""
-        return [name for number, name in enumerate(self.names()) if (instant - self.phase(number)) % self.every == 0]
+        return [
+            name
+            for number, name in enumerate(self.names())
+            if (instant - self.phase(number)) % self.every == 0
+        ]
 
     def fires(self, first: int, last: int) -> Iterator[tuple[str, int]]:
         """Return every fire time from the first to the last second, both included."""

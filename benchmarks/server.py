@@ -4,7 +4,7 @@ import os
 import secrets
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -28,7 +28,7 @@ local all all              trust
 host  all all 127.0.0.1/32 {method}
 """
 ROLE = "bench"
-PASSWORD = "Kf7-wq2"
+PASSWORD = "Kf7-wq2"  # noqa: S105  # of a server that lives for one run of the suite
 SAMPLE_SECONDS = 0.025
 BACKENDS = """
 SELECT count(*) FROM pg_stat_activity
@@ -65,7 +65,9 @@ class Server:
         with self.admin("postgres") as connection:
             connection.execute("CREATE EXTENSION pg_stat_statements")
             connection.execute(
-                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(ROLE), sql.Literal(PASSWORD))
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(
+                    sql.Identifier(ROLE), sql.Literal(PASSWORD)
+                )
             )
 
     def _share_priority(self) -> None:
@@ -147,7 +149,7 @@ class ConnectionSampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> "ConnectionSampler":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

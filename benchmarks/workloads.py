@@ -1,11 +1,16 @@
 """The workloads that are measured by replicas: which schedules fire when, and for how long."""
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Schedules, the distance of their fire times in seconds, and how many whole seconds are measured after the warm-up."""
+    """Schedules, the distance of their fire times in seconds, and how many whole seconds are measured after the warm-up.
+
+    `seconds` is how long a task works, `width` how many a replica may have at work at once, `connections` the server's
+    `max_connections`, and `patience` how many seconds after the window a start still counts.
+    """
 
     letter: str
     title: str
@@ -17,6 +22,14 @@ class Workload:
     seconds: float = 0.0
     patience: int = 20
     replicas: int = 3
+    width: int = 50
+    connections: int = 300
+    quiet: float = 2.0
+
+    def begins(self, now: float) -> int:
+        """Return the first second that counts, after the warm-up: a fire time, if the window has whole periods."""
+        step = 1 if self.spread or self.window < self.every else self.every
+        return ceil((now + self.warm_up + 1) / step) * step
 
 
 WORKLOADS = {
@@ -24,8 +37,40 @@ WORKLOADS = {
     for one in (
         Workload("A", "one graph a second", graphs=1, every=1, window=60, warm_up=3),
         Workload("B", "200 graphs due at once", graphs=200, every=10, window=60, warm_up=10),
-        Workload("C", "2,000 graphs due at once", graphs=2000, every=60, window=180, warm_up=60, patience=60),
-        Workload("D", "10,000 graphs, 300 due each second", graphs=10_000, every=33, window=60, warm_up=5, spread=True),
+        Workload(
+            "C",
+            "2,000 graphs due at once",
+            graphs=2000,
+            every=60,
+            window=120,
+            warm_up=30,
+            patience=60,
+            connections=100,
+        ),
+        Workload(
+            "D",
+            "10,000 graphs, 303 due each second",
+            graphs=10_000,
+            every=33,
+            window=60,
+            warm_up=5,
+            spread=True,
+            patience=60,
+        ),
+        Workload(
+            "E",
+            "1,000 graphs that each run for 30 s, due at once",
+            graphs=1000,
+            every=120,
+            window=60,
+            warm_up=10,
+            seconds=30.0,
+            patience=60,
+            replicas=2,
+            width=500,
+            connections=1200,
+        ),
+        Workload("F", "10,000 graphs, none due", graphs=10_000, every=86_400, window=60, warm_up=20),
     )
 }
 
@@ -34,10 +79,12 @@ def quick(workload: Workload) -> Workload:
     """Return a small version that takes a few seconds: to see that everything works, not to measure."""
     return replace(
         workload,
-        graphs=min(workload.graphs, 20),
-        every=min(workload.every, 2),
-        window=2,
+        graphs=min(workload.graphs, 10),
+        every=1,
+        window=1,
         warm_up=0,
+        seconds=min(workload.seconds, 1.0),
         patience=10,
         replicas=2,
+        quiet=0.3,
     )

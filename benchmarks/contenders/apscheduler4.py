@@ -3,7 +3,7 @@
 import asyncio
 from datetime import UTC, datetime
 
-from apscheduler import AsyncScheduler, ConflictPolicy, CoalescePolicy, current_job
+from apscheduler import AsyncScheduler, CoalescePolicy, ConflictPolicy, current_job
 from apscheduler.datastores.sqlalchemy import SQLAlchemyDataStore
 from apscheduler.eventbrokers.psycopg import PsycopgEventBroker
 from apscheduler.triggers.interval import IntervalTrigger
@@ -16,7 +16,9 @@ from benchmarks.plan import Plan, Witness, read_plan, ready, replica_name, stop_
 
 PLAN = read_plan()
 WITNESS = Witness(PLAN.home, replica_name())
-POOL = AsyncConnectionPool(PLAN.dsn, min_size=1, max_size=PLAN.pool_size, open=False, kwargs={"autocommit": True})
+POOL = AsyncConnectionPool(
+    PLAN.dsn, min_size=1, max_size=PLAN.pool_size, open=False, kwargs={"autocommit": True}
+)
 
 
 async def task(name: str) -> None:
@@ -36,9 +38,14 @@ def trigger_of(plan: Plan, number: int) -> IntervalTrigger:
 
 async def main() -> None:
     """Add the schedules, or run until SIGTERM."""
-    engine = create_async_engine(PLAN.dsn.replace("postgresql://", "postgresql+psycopg://"), pool_size=PLAN.pool_size)
+    engine = create_async_engine(
+        PLAN.dsn.replace("postgresql://", "postgresql+psycopg://"), pool_size=PLAN.pool_size
+    )
     scheduler = AsyncScheduler(
-        SQLAlchemyDataStore(engine), PsycopgEventBroker(PLAN.dsn), max_concurrent_jobs=PLAN.width, identity=replica_name()
+        SQLAlchemyDataStore(engine),
+        PsycopgEventBroker(PLAN.dsn),
+        max_concurrent_jobs=PLAN.width,
+        identity=replica_name(),
     )
     async with POOL, scheduler:
         if replica_name() == "set_up":

@@ -14,10 +14,12 @@ from benchmarks.plan import Witness, read_plan, ready, replica_name
 
 PLAN = read_plan()
 WITNESS = Witness(PLAN.home, replica_name())
-POOL = psycopg_pool.ConnectionPool(PLAN.dsn, min_size=1, max_size=PLAN.pool_size, open=False, kwargs={"autocommit": True})
+POOL = psycopg_pool.ConnectionPool(
+    PLAN.dsn, min_size=1, max_size=PLAN.pool_size, open=False, kwargs={"autocommit": True}
+)
 
 
-@DBOS.workflow()
+@DBOS.workflow()  # type: ignore[untyped-decorator]  # peers are not installed where types are checked
 def task(scheduled: datetime, context: Any) -> None:
     """Bear witness, and insert."""
     WITNESS.started(context, scheduled.timestamp())

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +32,7 @@ def checkpoint_pool(plan: Plan) -> AsyncConnectionPool[Any]:
         min_size=1,
         max_size=plan.pool_size,
         timeout=60,
-        check=None if plan.unchecked else AsyncConnectionPool.check_connection,
+        check=AsyncConnectionPool.check_connection,
         open=False,
     )
 
@@ -44,7 +44,7 @@ async def run_graph(pool: AsyncConnectionPool[Any], name: str, instant: int) -> 
         "configurable": {"thread_id": f"{name}/{fire_time}"},
         "metadata": {"tickd_graph": name, "tickd_fire_time": fire_time},
     }
-    await graph.copy({"checkpointer": AsyncPostgresSaver(pool)}).ainvoke({}, config)  # type: ignore[arg-type]  # a builder's own generics
+    await graph.copy({"checkpointer": AsyncPostgresSaver(pool)}).ainvoke({}, config)
 
 
 async def set_up() -> None:
@@ -53,7 +53,7 @@ async def set_up() -> None:
         await saver.setup()
 
 
-async def fire(tick: Callable[[Plan, AsyncConnectionPool[Any], str, int], Awaitable[None]]) -> None:
+async def fire(tick: Callable[[Plan, AsyncConnectionPool[Any], str, int], Coroutine[Any, Any, None]]) -> None:
     """Call `tick` for each fire time of the plan until SIGTERM."""
     plan = read_plan()
     stop = stop_event()

@@ -36,7 +36,9 @@ async def main() -> None:
     async with app.open_async():
         if replica_name() == "set_up":
             await app.schema_manager.apply_schema_async()
-            await app.connector.execute_query_async("CREATE TABLE witness (name text, fire_time double precision)")
+            await app.connector.execute_query_async(
+                "CREATE TABLE witness (name text, fire_time double precision)"
+            )
             return
         worker = asyncio.create_task(
             app.run_worker_async(concurrency=plan.width, install_signal_handlers=False, name=replica_name())

@@ -1,4 +1,4 @@
-"""tickd itself: `tickd run` on a schedule made from the plan, with default settings."""
+"""tickd itself: `tickd run` on a schedule made from the plan, with default settings but for how much runs at once."""
 
 import json
 import os
@@ -25,7 +25,12 @@ def main() -> None:
     """Write the schedule, or become a replica of it."""
     plan, argument = read_plan(), sys.argv[1]
     schedule = Path(plan.home) / "schedule.yaml"
-    environment = {**os.environ, "TICKD_DATABASE_URL": plan.dsn, "TICKD_REPLICA": argument, "TICKD_MAX_RUNNING": os.environ.get("BENCH_MAX", "50")}
+    environment = {
+        **os.environ,
+        "TICKD_DATABASE_URL": plan.dsn,
+        "TICKD_REPLICA": argument,
+        "TICKD_MAX_RUNNING": str(plan.width),
+    }
     if argument == "set_up":
         schedule.write_text(schedule_of(plan))
         os.execve(sys.executable, [sys.executable, "-m", "tickd", "migrate"], environment)
