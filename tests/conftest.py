@@ -1,16 +1,27 @@
 """Fixtures: a real Postgres for the session, and a fresh database in it for each test."""
 
+import asyncio
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.cluster import Cluster
 from tests.database import Database, Server
+from tests.lock_sessions import place_of
 from tests.pooler import Pooler
 from tests.replicas import Fleet
 from tests.witness import Witness
+from tickd.migrations import migrate_at
+
+
+# A property is not wrong because the machine is busy.
+settings.register_profile("tickd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tickd")
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +45,27 @@ def server() -> Iterator[Server]:
         cluster.remove()
 
 
+@pytest.fixture(scope="session")
+def migrated_template(server: Server) -> Iterator[str]:
+    """A database with the tables of tickd and of the checkpointer, to be copied."""
+    template = Database(server)
+    try:
+        template.create()
+        with ThreadPoolExecutor(1) as other_thread:  # where no event loop runs already
+            other_thread.submit(asyncio.run, migrate_at(place_of(template.dsn), deadline=inf)).result()
+        yield template.name
+    finally:
+        template.close()
+
+
 @pytest.fixture
-def database(server: Server) -> Iterator[Database]:
-    """A fresh, empty database, dropped with everybody who is still connected."""
+def database(server: Server, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A fresh database, dropped with everybody who is still connected: empty, or with tables if marked `migrated`."""
+    marked = request.node.get_closest_marker("migrated")
+    template = request.getfixturevalue("migrated_template") if marked else "template0"
     database = Database(server)
     try:
-        database.create()
+        database.create(template)
         yield database
     finally:
         database.close()

@@ -69,12 +69,11 @@ class Database:
         """The conninfo as superuser, to look on from outside."""
         return self.server.admin_dsn(self.name)
 
-    def create(self) -> None:
-        """Create the database, empty."""
-        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE template0")
-        self.connection.execute(
-            statement.format(sql.Identifier(self.name), sql.Identifier(self.server.owner))
-        )
+    def create(self, template: str = "template0") -> None:
+        """Create the database: empty, or as a copy of another."""
+        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}")
+        names = map(sql.Identifier, (self.name, self.server.owner, template))
+        self.connection.execute(statement.format(*names))
 
     def drop(self) -> None:
         """Drop the database, whoever is still connected to it."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 
 from tickd.dsn import parse_dsn
 from tickd.lock import LockPlace, LockSession, closing, open_session
@@ -17,11 +18,16 @@ Open = Callable[..., Awaitable[LockSession]]
 
 
 def place_of(
-    dsn: str, replica: str = "a", *, space: int = SPACE, windows: TrustWindows | None = None
+    dsn: str,
+    replica: str = "a",
+    *,
+    space: int = SPACE,
+    windows: TrustWindows | None = None,
+    **timeouts: timedelta,
 ) -> LockPlace:
     """Return where the replica of this name takes its locks."""
     address = parse_dsn(dsn, setting="TICKD_LOCK_DATABASE_URL")
-    return LockPlace(address, replica, space, windows=windows or TrustWindows())
+    return LockPlace(address, replica, space, windows=windows or TrustWindows(), **timeouts)
 
 
 @asynccontextmanager

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickd.calendar import Instants, Interval
-from tickd.entry import Retries
 from tickd.errors import Unusable
-from tickd.policy import TrustWindows, Unfired, backoff, in_own_order, lateness, retry_pause, unfired
+from tickd.policy import TrustWindows, backoff, in_own_order, lateness
 from tickd.tick import Tick
 
 
@@ -145,102 +143,3 @@ def test_the_first_pause_may_be_as_long_as_a_day():
 def test_replicas_pause_for_different_times():
     """Replicas that lost the database together must not come back together."""
     assert len({backoff(3, first=SECOND, longest=60 * SECOND, seed=f"r{n}") for n in range(20)}) == 20
-
-
-MINUTE = timedelta(minutes=1)
-EVERY_MINUTE = Interval(MINUTE).after
-
-
-def decide(missed: str, *, minutes: int, catch_up: int = 60, most: int = 100) -> Unfired:
-    """Decide over an absence of so many minutes that ends at ten o'clock."""
-    return unfired(
-        EVERY_MINUTE,
-        since=TEN - minutes * MINUTE,
-        until=TEN,
-        missed=missed,
-        catch_up=catch_up * MINUTE,
-        most=most,
-    )
-
-
-def before_ten(*minutes: int) -> tuple[datetime, ...]:
-    """Return the instants so many minutes before ten."""
-    return tuple(TEN - n * MINUTE for n in minutes)
-
-
-@pytest.mark.parametrize(
-    ("missed", "expected"),
-    [
-        ("skip", Unfired(missed=before_ten(2, 1, 0))),
-        ("latest", Unfired(run=before_ten(0), coalesced=before_ten(2, 1))),
-        ("all", Unfired(run=before_ten(2, 1, 0))),
-    ],
-)
-def test_what_nobody_fired_is_run_merged_or_missed_as_the_entry_says(missed: str, expected: Unfired):
-    """Each of the instants is in exactly one place: none without a word, none twice."""
-    assert decide(missed, minutes=3) == expected
-
-
-@pytest.mark.parametrize("missed", ["skip", "latest", "all"])
-def test_an_absence_without_a_fire_time_is_nothing(missed: str):
-    """A restart within the minute is not worth a line."""
-    nothing = unfired(
-        EVERY_MINUTE, since=TEN, until=TEN + 59 * SECOND, missed=missed, catch_up=MINUTE, most=9
-    )
-
-    assert nothing == Unfired()
-    assert (
-        unfired(Instants(()).after, since=TEN, until=TEN + MINUTE, missed=missed, catch_up=MINUTE, most=9)
-        == Unfired()
-    )
-
-
-@given(
-    st.sampled_from(["skip", "latest", "all"]), st.integers(0, 300), st.integers(0, 300), st.integers(1, 50)
-)
-def test_every_instant_of_an_absence_is_accounted_for(missed: str, minutes: int, catch_up: int, most: int):
-    """One by one, or in the one stretch before: I5 over however long an absence."""
-    decided = decide(missed, minutes=minutes, catch_up=catch_up, most=most)
-
-    one_by_one = [*decided.coalesced, *decided.run, *decided.missed]
-    expected = before_ten(*range(minutes - 1, -1, -1))
-    kept = min(minutes, catch_up, most)
-    assert tuple(one_by_one) == expected[len(expected) - kept :]
-    if kept == minutes:
-        assert decided.before is None
-    else:
-        first, end = decided.before or (None, None)
-        assert first == expected[0]
-        assert end == (one_by_one[0] if one_by_one else TEN)
-
-
-RETRIES = Retries(attempts="3", backoff="1s", max_backoff="3s", on=["TimeoutError", "timed_out"])
-
-
-@pytest.mark.parametrize(
-    ("retries", "failures", "names", "again"),
-    [
-        (None, 1, {"TimeoutError"}, False),
-        (RETRIES, 1, {"TimeoutError", "OSError"}, True),
-        (RETRIES, 3, {"timed_out"}, True),
-        (RETRIES, 4, {"TimeoutError"}, False),
-        (RETRIES, 1, {"ValueError"}, False),
-        (Retries(attempts="1"), 1, {"ValueError"}, True),
-    ],
-)
-def test_a_failed_tick_is_tried_again_as_its_entry_says(
-    retries: Retries | None, failures: int, names: set[str], *, again: bool
-):
-    """Without `on`, any error; with it, the named ones, by class, base class or outcome."""
-    pause = retry_pause(retries, failures=failures, names=names, seed="a")
-
-    assert (pause is not None) is again
-
-
-def test_a_retry_waits_longer_each_time_up_to_its_longest():
-    """The entry's own two bounds hold."""
-    pauses = [retry_pause(RETRIES, failures=n, names={"timed_out"}, seed="a") for n in (1, 2, 3)]
-
-    for full, pause in zip((1, 2, 3), pauses, strict=True):
-        assert pause is not None
-        assert full * SECOND / 2 <= pause <= full * SECOND
