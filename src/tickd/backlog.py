@@ -6,7 +6,6 @@ Each fire ends with one line on each replica (ran here, or skipped and why), and
 """
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, skipped
 from tickd.entry import Entry
 from tickd.lock import Hold, LockPlace, LockSession, closing, open_session, sole_writer
+from tickd.places import Room
 from tickd.runner import LEAD, Runner, Unreachable
 from tickd.stop import Stop
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
@@ -78,42 +78,38 @@ class Backlog:
         due = tick.fire_time + entry.start_delay(tick)
         if await self._runner.stopped_before(due - LEAD):
             return skipped(SkipReason.DRAINING)
-        async with AsyncExitStack() as rooms:
-            until = due + max(entry.grace, entry.catch_up)
-            room = await self._runner.find_room(rooms, due + entry.grace)
+        until = due + max(entry.grace, entry.catch_up)
+        async with self._runner.room(due + entry.grace) as room:
             if room.reason == "draining":
                 return skipped(SkipReason.DRAINING)
-            session = await self._runner.open_in_time(tick, until)
-            if isinstance(session, End):
-                return session
-            async with closing(session):
+            opened = await self._runner.open_in_time(tick, until)
+            if isinstance(opened, End):
+                return opened
+            async with closing(opened) as session:
                 if await self._runner.stopped_before(due):
                     return skipped(SkipReason.DRAINING)
                 await self._enqueue(session, entry, tick)
                 by_itself = self._runner.skipped_by_itself(tick.graph, SkipReason.QUEUED)
-                if by_itself is not None or room.attempting is None:
+                if by_itself is not None or room.reason is not None:
                     return by_itself or skipped(SkipReason.QUEUED)
-                return await self._claim(entry, session, room.attempting, tick)
+                return await self._claim(entry, session, room, tick)
 
     async def _take_next(self, entry: Entry) -> bool:
         """Open a session, claim and run one tick; False when there was none to be had."""
-        async with AsyncExitStack() as rooms:
-            room = await self._runner.find_room(rooms, self._clock.now() + entry.grace)
-            if room.attempting is None:
+        async with self._runner.room(self._clock.now() + entry.grace) as room:
+            if room.reason is not None:
                 return False
             async with closing(await open_session(self._place)) as session:
                 if self._stop.requested or self._runner.skipped_by_itself(entry.name) is not None:
                     return False
-                return await self._claim(entry, session, room.attempting, None) is None
+                return await self._claim(entry, session, room, None) is None
 
-    async def _claim(
-        self, entry: Entry, session: LockSession, attempting: AsyncExitStack, fired: Tick | None
-    ) -> End | None:
+    async def _claim(self, entry: Entry, session: LockSession, room: Room, fired: Tick | None) -> End | None:
         """Claim the graph's earliest ready tick and run it; return the fired tick's end unless it is the one that ran."""
         attempt = partial(claim.claim, graph=entry.name, lease=self._place.windows.lease)
         with self._runner.occupying(entry.name):
             async with sole_writer(entry.name, self._place, attempt=attempt, session=session) as hold:
-                await attempting.aclose()
+                room.settle()
                 claimed: Claimed | None = hold.granted
                 if claimed is None or (fired is not None and claimed.tick != fired):
                     skip = await self._why_not(hold, fired, entry.overlap == "cancel")

@@ -224,7 +224,7 @@ async def enqueue(
     await session.change(ENQUEUE, parameters)
 
 
-async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool, Claimed | None]:
+async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool | None, Claimed | None]:
     """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
     place = session.place
     held, fire_time, token, attempt, thread_id, failures, interrupted = await admit(
@@ -239,7 +239,7 @@ async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[
         },
     )
     if token is None:
-        return bool(held), None
+        return held, None
     tick = Tick(graph, fire_time.astimezone(UTC))
     return True, Claimed(tick, Admission(token, attempt, thread_id), failures, interrupted)
 

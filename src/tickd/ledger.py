@@ -75,6 +75,8 @@ SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, kn
 FROM try CROSS JOIN barred
 LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
 """
+WARM = "EXPLAIN " + HOLD_AND_ADMIT
+NO_RUN = uuid.UUID(int=0)
 HOLD_AND_RESUME = """
 WITH waiting AS MATERIALIZED (
     SELECT FROM tickd.ticks
@@ -216,10 +218,10 @@ class Abandoned:
 
 async def hold_and_admit(
     session: LockSession, tick: Tick, *, thread_id: str, run_id: uuid.UUID, heed_interrupt: bool = True
-) -> tuple[bool, Admission | Refusal | Unfinished | None]:
+) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
     """Try the graph's lock and admit the tick under it: whether the lock was taken, and what the ledger says.
 
-    (True, Admission): run it. (_, Refusal): it has been admitted before. (False, Unfinished): an earlier tick of the
+    (True, Admission): run it. (_, Refusal): it has been admitted before. (None, Unfinished): an earlier tick of the
     graph has been handed off and comes first. (False, None): another session holds the lock. `heed_interrupt`: an earlier
     tick that waits on an interrupt keeps others from its thread.
     """
@@ -232,20 +234,29 @@ async def hold_and_admit(
     if held is False:
         return False, None
     if barred is not None and not ended:
-        return False, Refusal(SkipReason(barred))
+        return None, Refusal(SkipReason(barred))
     if waiting is not None and not ended:
-        return False, Unfinished(waiting, waiting_since.astimezone(UTC))
-    return bool(held), Refusal(SkipReason.ALREADY_RAN, replica)
+        return None, Unfinished(waiting, waiting_since.astimezone(UTC))
+    return held, Refusal(SkipReason.ALREADY_RAN, replica)
+
+
+async def warm(session: LockSession, tick: Tick) -> None:
+    """Let the session's backend load what the admission needs and plan it, without running anything.
+
+    A new backend spends some milliseconds on that, and there is time for it before the tick is due.
+    """
+    nothing = {"thread_id": "", "run_id": NO_RUN, "heed_interrupt": True}
+    await session.fetch(WARM, _tick_parameters(session, tick) | nothing)
 
 
 async def hold_and_resume(
     session: LockSession, tick: Tick, *, outcome: Outcome = Outcome.HANDED_OFF
-) -> tuple[bool, Admission | None]:
+) -> tuple[bool | None, Admission | None]:
     """Try the graph's lock and go on with a tick that has this outcome, as its next attempt; None when it has not."""
     held, token, attempt, thread_id = await admit(
         session, HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
     )
-    return bool(held), None if token is None else Admission(token, attempt, thread_id)
+    return held, None if token is None else Admission(token, attempt, thread_id)
 
 
 async def admit(session: LockSession, query: LiteralString, parameters: Mapping[str, Any]) -> Any:

@@ -121,7 +121,7 @@ class Hold(Generic[T]):
         return self.held
 
 
-Attempt = Callable[["LockSession"], Awaitable[tuple[bool, T]]]
+Attempt = Callable[["LockSession"], Awaitable[tuple[bool | None, T]]]
 
 
 class LockSession:
@@ -301,27 +301,37 @@ def _session_parameters(place: LockPlace) -> dict[str, Any]:
 
 @asynccontextmanager
 async def sole_writer(
-    graph: str, place: LockPlace, *, attempt: Attempt[T] | None = None, session: LockSession | None = None
+    graph: str,
+    place: LockPlace,
+    *,
+    attempt: Attempt[T] | None = None,
+    session: LockSession | None = None,
+    spare: Callable[[LockSession], bool] | None = None,
 ) -> AsyncIterator[Hold[Any]]:
     """Try to be the one writer of the graph, without waiting; yields a hold that is true or false.
 
     `attempt` replaces the bare try by a statement that tries and does more in the same round trip; it returns whether
-    the lock was taken, and a fact for `Hold.granted`. `session` is one that was opened ahead; it is closed here all the
-    same. Errors of the database are raised on the way in, never on the way out.
+    the lock was taken (None: not even tried), and a fact for `Hold.granted`. `session` is one that was opened ahead; it
+    is closed here all the same, unless its try lost and `spare` takes it over. Errors of the database are raised on the
+    way in, never on the way out.
     """
     session = session or await open_session(place)
+    spared = False
     try:
         held, granted = await (attempt(session) if attempt is not None else _try_lock(session, graph))
-        hold: Hold[Any] = Hold(graph, held, granted, None if held else await session.holder(graph), session)
+        holder = await session.holder(graph) if held is False else None
+        hold: Hold[Any] = Hold(graph, bool(held), granted, holder, session)
         try:
             yield hold
         finally:
             if held:
                 hold.unlocked = await session.unlock(graph)
                 hold.held = False
+        spared = not held and spare is not None and spare(session)
     finally:
         # A cancelled try may have taken the lock all the same; the end of the session frees it.
-        await session.close()
+        if not spared:
+            await session.close()
 
 
 @asynccontextmanager

@@ -1,42 +1,55 @@
 """The cheap look into the ledger, through the pool, before anything is opened for a tick."""
 
 import asyncio
+import time
 from typing import Any
 
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
 from tickd import ledger
 from tickd.tick import Tick
 
 
+# A look that is no older than this is as good as a new one: the attempt itself decides.
+FRESH_SECONDS = 0.01
+
+
 class Looks:
-    """Asks which ticks have ended already; ticks that ask while a query is under way share the next one."""
+    """Knows which of the ticks that wait here have ended on some replica; one query asks for all of them."""
 
     def __init__(self, pool: AsyncConnectionPool[Any], space: int) -> None:
         self._pool = pool
         self._space = space
         self._asking = asyncio.Lock()
-        self._waiting: dict[Tick, asyncio.Future[str | None]] = {}
+        self._waiting: dict[Tick, str | None] = {}
+        self._looked_at: dict[Tick, float] = {}
+
+    def remember(self, tick: Tick) -> None:
+        """Let the tick be asked for whenever another one is."""
+        self._waiting[tick] = None
+
+    def forget(self, tick: Tick) -> None:
+        """Ask for the tick no more: it runs here, or it has come to its end."""
+        self._waiting.pop(tick, None)
+        self._looked_at.pop(tick, None)
 
     async def ended_by(self, tick: Tick) -> str | None:
         """Return the replica that has run the tick already, if any has."""
-        answer = self._waiting.setdefault(tick, asyncio.get_running_loop().create_future())
         async with self._asking:
-            if not answer.done():
-                asked, self._waiting = self._waiting, {}
-                await self._ask(asked)
-        return answer.result()
+            if (
+                self._waiting.get(tick) is None
+                and time.monotonic() - self._looked_at.get(tick, 0.0) > FRESH_SECONDS
+            ):
+                await self._look()
+        return self._waiting.get(tick)
 
-    async def _ask(self, asked: dict[Tick, asyncio.Future[str | None]]) -> None:
-        try:
-            async with self._pool.connection() as connection:
-                found = await ledger.admitted(connection, self._space, asked)
-        except BaseException as error:
-            for answer in asked.values():
-                answer.set_exception(
-                    error if isinstance(error, Exception) else PoolTimeout("the look was cut off")
-                )
-                answer.exception()
-            raise
-        for tick, answer in asked.items():
-            answer.set_result(found.get(tick))
+    async def _look(self) -> None:
+        """Ask for every waiting tick that is not known to have ended; those that are not due yet cost next to nothing."""
+        asked = [tick for tick, replica in self._waiting.items() if replica is None]
+        now = time.monotonic()
+        async with self._pool.connection() as connection:
+            found = await ledger.admitted(connection, self._space, asked)
+        for tick in asked:
+            if tick in self._waiting:
+                self._waiting[tick] = found.get(tick)
+                self._looked_at[tick] = now

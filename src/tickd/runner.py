@@ -8,7 +8,7 @@ that is taken over.
 import asyncio
 import time
 from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -36,6 +36,7 @@ from tickd.lock import (
 )
 from tickd.log import Log, text_of
 from tickd.looks import Looks
+from tickd.places import Places, Room
 from tickd.policy import backoff
 from tickd.runs import EndKind, GraphThread
 from tickd.schedule import Entry
@@ -48,6 +49,8 @@ from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 LEAD = timedelta(milliseconds=300)
 # A tick that is at most this late has not been waited for by anybody: looking into the ledger first would only cost.
 FRESH = timedelta(milliseconds=50)
+# With less time than this left, a new session is not warmed up before its tick is due.
+WARM_AHEAD = timedelta(milliseconds=50)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
 # A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
@@ -73,14 +76,6 @@ class _Running:
 
     since: datetime
     displaced: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A place to attempt, to be given up as soon as the attempt is over; or None, and what there was none of."""
-
-    attempting: AsyncExitStack | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +113,9 @@ class Runner:
         self._stop = stop
         self._log = log
         self._limits = limits
-        self._run_room = asyncio.Semaphore(limits.max_running)
-        self._attempt_room = asyncio.Semaphore(limits.lock_attempts)
+        self._places = Places(
+            graphs, stop, max_running=limits.max_running, lock_attempts=limits.lock_attempts
+        )
         self._running: dict[str, _Running] = {}
         self._taking_over: set[Tick] = set()
         self._reachable = True
@@ -164,26 +160,58 @@ class Runner:
         due = tick.fire_time + entry.start_delay(tick)
         if await self.stopped_before(due - LEAD):
             return skipped(SkipReason.DRAINING)
-        async with AsyncExitStack() as rooms:
-            room = await self.find_room(rooms, due + entry.grace)
+        self._looks.remember(tick)
+        try:
+            return await self._end_with_room(entry, tick, due)
+        finally:
+            self._looks.forget(tick)
+
+    async def _end_with_room(self, entry: Entry, tick: Tick, due: datetime) -> End:
+        async with self.room(due + entry.grace) as room:
             if room.reason == "draining":
                 return skipped(SkipReason.DRAINING)
-            if room.attempting is None:
+            if room.reason is not None:
                 return await self._came_too_late(entry, tick, due, room.reason)
-            session = await self.open_in_time(tick, due + entry.grace)
-            if isinstance(session, End):
-                return session
-            async with closing(session):
-                early_end = await self._end_before_attempt(entry, tick, due)
-                if early_end is not None:
-                    return early_end
-                attempt = partial(self._attempt, entry=entry, tick=tick, until=due + entry.grace)
-                return await self._run_if_held(entry, tick, session, attempt, room.attempting)
+            return await self._end_in_room(entry, tick, due, room)
+
+    async def _end_in_room(self, entry: Entry, tick: Tick, due: datetime, room: Room) -> End:
+        """Attempt on a spare session or on a fresh one; a late tick may turn out to need neither."""
+        if self._clock.now() - due > FRESH:
+            early_end = await self._end_before_attempt(entry, tick, due)
+            if early_end is not None:
+                return early_end
+        spare = self._places.take_spare()
+        if spare is not None:
+            try:
+                return await self._end_on_session(entry, tick, due, room, spare)
+            except Unreachable:
+                pass  # it has died since its last use, and a fresh one deserves a try
+        session = await self.open_in_time(tick, due + entry.grace)
+        if isinstance(session, End):
+            return session
+        return await self._end_on_session(entry, tick, due, room, session)
+
+    async def _end_on_session(
+        self, entry: Entry, tick: Tick, due: datetime, room: Room, session: LockSession
+    ) -> End:
+        """Wait until the tick is due, and attempt; the session goes to another tick when this one needs none."""
+        try:
+            if due - self._clock.now() > WARM_AHEAD:
+                await ledger.warm(session, tick)
+            early_end = await self._end_before_attempt(entry, tick, due)
+        except BaseException:
+            await session.close()
+            raise
+        if early_end is not None:
+            if not self._places.spare(session):
+                await session.close()
+            return early_end
+        attempt = partial(self._attempt, entry=entry, tick=tick, until=due + entry.grace)
+        return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
-        async with AsyncExitStack() as rooms:
-            room = await self.find_room(rooms, self._clock.now() + entry.grace)
-            if room.attempting is None:
+        async with self.room(self._clock.now() + entry.grace) as room:
+            if room.reason is not None:
                 return None
             try:
                 session = await open_session(self._place)
@@ -194,7 +222,7 @@ class Runner:
                 if self._stop.requested or tick.graph in self._running:
                     return None
                 attempt = partial(ledger.hold_and_resume, tick=tick)
-                end = await self._run_if_held(entry, tick, session, attempt, room.attempting)
+                end = await self._run_if_held(entry, tick, session, attempt, room)
                 return None if end.outcome is Outcome.SKIPPED else end
 
     async def _run_if_held(
@@ -203,14 +231,18 @@ class Runner:
         tick: Tick,
         session: LockSession,
         attempt: Attempt[Any],
-        attempting: AsyncExitStack,
+        room: Room,
     ) -> End:
         """Try to hold the graph; run the tick if it was granted, else say who has it."""
         with self.occupying(tick.graph):
-            async with sole_writer(tick.graph, self._place, attempt=attempt, session=session) as hold:
-                await attempting.aclose()
+            async with sole_writer(
+                tick.graph, self._place, attempt=attempt, session=session, spare=self._places.spare
+            ) as hold:
                 if not isinstance(hold.granted, Admission):
+                    room.leave_attempt()
                     return skipped_by(hold)
+                room.settle()
+                self._looks.forget(tick)
                 end = await self._run_and_record(entry, tick, hold.session, hold.granted)
         await self.after_hold(tick, hold, end)
         return end
@@ -275,29 +307,12 @@ class Runner:
         fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
         return End(Outcome.MISSED, fields)
 
-    async def find_room(self, rooms: AsyncExitStack, until: datetime) -> Room:
-        """Take a place to run and a place to attempt, on a graph loop that answers; or say what there was none of.
-
-        Places are served in the order of asking, which is this replica's own. A graph that blocks the graph loop keeps
-        this replica from holding other graphs that it could not start, and leaves them to the others.
-        """
-        reason = "no_room"
-        patience = until - self._clock.now()
-        if patience <= timedelta(0):
-            return Room(None, "late")
-        try:
-            async with self._stop.limit(patience):
-                await rooms.enter_async_context(self._run_room)
-                attempting = await rooms.enter_async_context(AsyncExitStack())
-                await attempting.enter_async_context(self._attempt_room)
-                reason = "loop_blocked"
-                await self._graphs.answer()
-        except TimeoutError:
-            return Room(None, "draining" if self._stop.requested else reason)
-        return Room(attempting, reason)
+    def room(self, until: datetime) -> AbstractAsyncContextManager[Room]:
+        """Wait for places to attempt and run a tick, until the instant."""
+        return self._places.take(until - self._clock.now())
 
     async def open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:
-        """Open the tick's lock connection, again and again within its grace; tick.error when there is none to be had."""
+        """Open the tick's lock session, again and again within its grace; tick.error when there is none to be had."""
         tries = 0
         while True:
             tries += 1
@@ -317,7 +332,7 @@ class Runner:
 
     async def _attempt(
         self, session: LockSession, *, entry: Entry, tick: Tick, until: datetime
-    ) -> tuple[bool, Admission | Refusal | Unfinished | None]:
+    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
         """Try and admit in one statement; try again where the lock is held by somebody who is about to let go."""
         tries = 0
         heed_interrupt = entry.after_interrupt == "skip"

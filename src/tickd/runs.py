@@ -11,7 +11,9 @@ returns at once while such a thread goes on writing, and the hold has to outlast
 import asyncio
 import contextvars
 import inspect
+import select
 import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +24,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import psycopg
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
+from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
@@ -33,6 +37,8 @@ from tickd.fence import FencedSaver
 from tickd.graphs import LoadedGraph, Reference, load_all
 from tickd.tick import Tick
 
+
+ASK_AFTER_IDLE = 2.0
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -345,8 +351,8 @@ class GraphThread:
             min_size=self._size.minimum,
             max_size=self._size.maximum,
             timeout=self._size.timeout.total_seconds(),
-            # Without the check, each connection that died in a restart fails one checkpoint before it is replaced.
-            check=AsyncConnectionPool.check_connection,
+            check=_check_connection,
+            reset=_note_return,
             open=False,
             name="tickd-checkpoints",
         )
@@ -369,6 +375,24 @@ class GraphThread:
 
     async def _on_graph_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+
+async def _note_return(connection: AsyncConnection[Any]) -> None:
+    connection.__dict__["tickd_returned"] = time.monotonic()
+
+
+async def _check_connection(connection: AsyncConnection[Any]) -> None:
+    """Refuse a connection that the server has ended; without this, each one fails a checkpoint after a restart.
+
+    An idle connection has nothing to say, so one that is readable has its end to tell: that costs no round trip. A link
+    that died without a word is only found by asking, which connections are spared that have just been in use.
+    """
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    if poller.poll(0):
+        raise psycopg.OperationalError("the server has ended this connection")
+    if time.monotonic() - connection.__dict__.get("tickd_returned", 0.0) > ASK_AFTER_IDLE:
+        await AsyncConnectionPool.check_connection(connection)
 
 
 async def _nothing() -> None:

@@ -1,0 +1,108 @@
+"""Places: how many ticks this replica attempts and runs at a time, and the lock sessions that pass from one to the next.
+
+Ticks wait for a place in the order of asking, which is this replica's own. A place to attempt is given up when the
+attempt has lost; when it has won, only with the end of its run or a moment later, so that hundreds of short runs that are
+due together do not open hundreds of sessions, and long ones do not keep others from starting.
+
+A session whose try has lost holds nothing and may try the next tick that waits; one that has held is closed after its
+run, so no two runs ever share a session.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+from tickd.lock import LockSession
+from tickd.runs import GraphThread
+from tickd.stop import Stop
+
+
+# How long a run that has begun keeps its place to attempt; most ticks of a herd are short.
+SETTLED_AFTER = 0.25
+
+
+class Room:
+    """What one tick was given: places to attempt and run, or nothing and the reason (`late`, `no_room`, ...)."""
+
+    def __init__(self, reason: str | None, attempts: asyncio.Semaphore | None = None) -> None:
+        self.reason = reason
+        self._attempts = attempts
+
+    def leave_attempt(self) -> None:
+        """Give up the place to attempt; does nothing the second time."""
+        if self._attempts is not None:
+            self._attempts.release()
+            self._attempts = None
+
+    def settle(self) -> None:
+        """Give up the place to attempt in a moment, for the attempt has won and its run begins."""
+        asyncio.get_running_loop().call_later(SETTLED_AFTER, self.leave_attempt)
+
+
+class Places:
+    """The places of one replica, and its spare sessions."""
+
+    def __init__(self, graphs: GraphThread, stop: Stop, *, max_running: int, lock_attempts: int) -> None:
+        self._graphs = graphs
+        self._stop = stop
+        self._runs = asyncio.Semaphore(max_running)
+        self._attempts = asyncio.Semaphore(lock_attempts)
+        self._waiting = 0
+        self._spare: list[LockSession] = []
+
+    @asynccontextmanager
+    async def take(self, patience: timedelta) -> AsyncIterator[Room]:
+        """Wait for a place to run and one to attempt, on a graph loop that answers; yield them, or the reason why not.
+
+        A graph that blocks the graph loop keeps this replica from holding other graphs that it could not start, and
+        leaves them to the others.
+        """
+        if patience <= timedelta(0):
+            yield Room("late")
+            return
+        async with AsyncExitStack() as taken:
+            room = await self._take(taken, patience)
+            try:
+                yield room
+            finally:
+                room.leave_attempt()
+
+    async def _take(self, taken: AsyncExitStack, patience: timedelta) -> Room:
+        reason = "no_room"
+        room = Room(None)
+        self._waiting += 1
+        try:
+            async with self._stop.limit(patience):
+                await taken.enter_async_context(self._runs)
+                await self._attempts.acquire()
+                room = Room(None, self._attempts)
+                reason = "loop_blocked"
+                await self._graphs.answer()
+        except TimeoutError:
+            room.leave_attempt()
+            return Room("draining" if self._stop.requested else reason)
+        except BaseException:
+            room.leave_attempt()
+            raise
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                await self._close_spare()
+        return room
+
+    def spare(self, session: LockSession) -> bool:
+        """Take over a session that holds nothing, if another tick waits for one; False when it is to be closed."""
+        if not self._waiting or session.connection.closed:
+            return False
+        self._spare.append(session)
+        return True
+
+    def take_spare(self) -> LockSession | None:
+        """Return a session whose try has lost, if there is one; it may have died since."""
+        return self._spare.pop() if self._spare else None
+
+    async def _close_spare(self) -> None:
+        spare, self._spare = self._spare, []
+        for session in spare:
+            await session.close()
