@@ -240,7 +240,7 @@ async def test_where_nothing_is_ready_no_lock_is_taken(open_as: Open, look: Onlo
     """A lock that is held to learn that there is nothing to do makes others skip."""
     a = await open_as("a")
 
-    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (None, None)
     assert await value(look, HELD) == 0
     assert await value(look, "SELECT count(*) FROM tickd.graphs") == 0
 
@@ -348,7 +348,7 @@ async def test_rows_of_skip_mode_are_not_claimed(open_as: Open, look: Onlooker):
     assert held
     await lose(a, look)
 
-    assert await claim.claim(b, graph="restock", lease=LEASE) == (False, None)
+    assert await claim.claim(b, graph="restock", lease=LEASE) == (None, None)
     await enqueue(b, tick(1))
     assert (await claimed(b)).tick == tick(1)
 
@@ -380,7 +380,7 @@ async def test_a_tick_that_was_put_back_waits_out_its_pause(open_as: Open, look:
 
     assert got.tick == tick(1)
     await finish(a, got)
-    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (None, None)
     assert await rows(look, "failures, error_type, error, lease_until, ready_at > clock_timestamp()") == [
         (1, "E", "e", None, True),
         (0, None, None, None, False),
