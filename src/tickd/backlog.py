@@ -143,7 +143,7 @@ class Backlog:
         pause = ran.retry_pause(entry, tick, claimed.failures + 1)
         if pause is None:
             return await self._runner.record(tick, session, admission, ran)
-        finish = ran.finish(admission.attempt)
+        finish = ran.finish(admission.attempt, self._place.dsn.redact)
         error_type, error = finish.error_type or finish.outcome.value, finish.error
         if not await claim.put_back(
             session, tick, token=admission.token, pause=pause, error_type=error_type, error=error

@@ -24,7 +24,7 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tickd.ledger import Admission, admit
+from tickd.ledger import Admission, admit, storable
 from tickd.lock import LockSession
 from tickd.tick import Tick, lock_key
 
@@ -266,7 +266,7 @@ async def put_back(
         "token": token,
         "pause": pause,
         "error_type": error_type,
-        "error": error and error.replace("\0", "\\0"),
+        "error": error and storable(error),
     }
     return await session.change(PUT_BACK, parameters) == 1
 

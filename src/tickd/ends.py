@@ -1,6 +1,6 @@
 """Ends: what a tick came to on this replica, as the outcome and the fields of its terminal line."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import inf
@@ -49,11 +49,12 @@ class Ran:
     stopping: Stopping
     ended: RunEnd
 
-    def finish(self, attempt: int) -> Finish:
-        """Return what the tick's row is to say of it: what the log says."""
+    def finish(self, attempt: int, redact: Callable[[str], str]) -> Finish:
+        """Return what the tick's row is to say of it: what the log says, and as little of a secret."""
         fields = self.end.fields
         why = "reason" if self.end.outcome is Outcome.SKIPPED else "error_type"
-        return Finish(self.end.outcome, attempt, fields.get(why), fields.get("error"))
+        error = fields.get("error")
+        return Finish(self.end.outcome, attempt, fields.get(why), None if error is None else redact(error))
 
     @classmethod
     def skipped(cls, reason: SkipReason) -> "Ran":

@@ -303,11 +303,11 @@ def _record_parameters(space: int, tick: Tick, token: int, finish: Finish) -> di
         "outcome": finish.outcome.value,
         "attempt": finish.attempt,
         "error_type": finish.error_type,
-        "error": finish.error and _storable(finish.error),
+        "error": finish.error and storable(finish.error),
     }
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Return the text as Postgres can keep it: without lone surrogates and zero bytes, which a graph's error may have."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
@@ -372,13 +372,15 @@ class Announcement:
 
 
 def announced(payload: str, space: int) -> Announcement | None:
-    """Read an announcement; None when it is of another lock space, or nothing that tickd sent."""
+    """Read an announcement; None when it is of another lock space, or nothing that tickd sent: anybody may send."""
     try:
-        told = json.loads(payload)
-        if told["space"] != space:
-            return None
-        if "displace" in told:
-            return Announcement(displaced=str(told["displace"]))
-        return Announcement(handed_off=Tick(told["graph"], parse_instant(told["fire_time"])))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+        match json.loads(payload):
+            case {"space": of_space} if of_space != space:
+                return None
+            case {"space": int(), "displace": str(graph)}:
+                return Announcement(displaced=graph)
+            case {"space": int(), "graph": str(graph), "fire_time": str(fire_time)}:
+                return Announcement(handed_off=Tick(graph, parse_instant(fire_time)))
+    except (ValueError, RecursionError):
+        pass
+    return None

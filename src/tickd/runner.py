@@ -425,7 +425,7 @@ class Runner:
     async def record(self, tick: Tick, session: LockSession, admission: Admission, ran: Ran) -> End:
         """Write the end into the ledger under the hold; a hold that is gone turns the end into tick.lock_lost."""
         end = ran.end
-        finish = ran.finish(admission.attempt)
+        finish = ran.finish(admission.attempt, self._place.dsn.redact)
         if end.outcome is not Outcome.LOCK_LOST:
             try:
                 if not await ledger.record(session, tick, token=admission.token, finish=finish):

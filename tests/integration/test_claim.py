@@ -263,7 +263,7 @@ async def test_nothing_of_a_paused_graph_is_claimed(open_as: Open, look: Onlooke
     await enqueue(a, tick(0))
     await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp()")
 
-    assert await claim.claim(a, graph="restock", lease=LEASE) == (False, None)
+    assert await claim.claim(a, graph="restock", lease=LEASE) == (None, None)
     assert not await claim.has_ready(look, SPACE, "restock")
     assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
     await look.execute("UPDATE tickd.graphs SET paused_at = NULL")
@@ -432,15 +432,18 @@ async def test_only_the_newest_token_gives_a_tick_back(open_as: Open, look: Onlo
     assert await rows(look, "replica, failures, lease_until IS NULL") == [("b", 1, False)]
 
 
-async def test_an_error_with_a_nul_can_be_kept(open_as: Open, look: Onlooker):
-    """Postgres has no text with a NUL in it, and an error may have any."""
+@pytest.mark.parametrize(("error", "kept"), [("a\0b", "a\\0b"), ("a\ud800b", "a\\ud800b")])
+async def test_an_error_that_postgres_cannot_hold_is_kept(
+    open_as: Open, look: Onlooker, error: str, kept: str
+):
+    """Postgres has no text with a NUL or half a character in it, and an error may have any."""
     a = await open_as("a")
     await enqueue(a, tick())
     token = (await claimed(a)).admission.token
 
-    await claim.put_back(a, tick(), token=token, pause=SECOND, error_type="E", error="a\0b")
+    await claim.put_back(a, tick(), token=token, pause=SECOND, error_type="E", error=error)
 
-    assert await rows(look, "error") == [("a\\0b",)]
+    assert await rows(look, "error") == [(kept,)]
 
 
 # Leases

@@ -1,0 +1,439 @@
+"""The ledger: who is admitted, under which token, and what is written of it, with several replicas at it."""
+
+import asyncio
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.database import Database
+from tests.integration.conftest import Places
+from tests.lock_sessions import Open, place_of, sessions
+from tests.onlooker import Onlooker
+from tickd import ledger
+from tickd.ledger import Abandoned, Admission, Announcement, Finish, Refusal, Unfinished
+from tickd.lock import LockSession, closing, open_session, sole_writer
+from tickd.tick import Outcome, SkipReason, Tick, run_id
+
+
+pytestmark = pytest.mark.migrated
+
+GRAPH = "restock_plan"
+TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
+RAN = Finish(Outcome.RAN, 1)
+
+
+def tick(second: int = 0, graph: str = GRAPH) -> Tick:
+    """Return the tick of so many seconds after ten."""
+    return Tick(graph, TEN + timedelta(seconds=second))
+
+
+@pytest.fixture
+async def open_as(dsn: str):
+    """Opens a lock session for a replica's name."""
+    async with sessions(dsn) as open_as:
+        yield open_as
+
+
+async def admit(session: LockSession, one: Tick, *, thread: str | None = None, **options: Any) -> Any:
+    """Try the lock and admit the tick; return both answers."""
+    return await ledger.hold_and_admit(
+        session, one, thread_id=thread or str(one), run_id=run_id(one), **options
+    )
+
+
+async def ended(session: LockSession, one: Tick, finish: Finish = RAN) -> Admission:
+    """Admit, record and let go of a tick, as a run does from beginning to end."""
+    held, admission = await admit(session, one)
+    assert held
+    assert await ledger.record(session, one, token=admission.token, finish=finish)
+    assert await session.unlock(one.graph)
+    return admission  # type: ignore[no-any-return]  # it was held
+
+
+async def test_a_tick_is_admitted_in_the_statement_that_takes_the_lock(open_as: Open, onlooker: Onlooker):
+    """One round trip: lock, row, token, and the fence of its thread."""
+    session = await open_as("a")
+
+    assert await admit(session, tick(), thread="t") == (True, Admission(1, 1, "t"))
+
+    ((pid, *_),) = onlooker.locks()
+    assert pid == session.connection.info.backend_pid
+    assert onlooker.rows(
+        "SELECT fire_time, attempt, token, replica, thread_id, outcome FROM tickd.ticks"
+    ) == [(TEN, 1, 1, "a", "t", None)]
+    assert onlooker.value("SELECT run_id FROM tickd.ticks") == run_id(tick())
+    assert onlooker.rows("SELECT thread_id, space, graph, token FROM tickd.threads") == [
+        ("t", 7301, GRAPH, 1)
+    ]
+
+
+async def test_tokens_grow_with_every_hold_of_a_graph(open_as: Open):
+    """A late write carries an old one, and is told by it. Another graph or lock space has its own."""
+    a, b, elsewhere = await open_as("a"), await open_as("b"), await open_as("c", space=1)
+
+    tokens = [(await ended(session, tick(n))).token for n, session in enumerate((a, b, a))]
+
+    assert tokens == [1, 2, 3]
+    assert (await ended(a, tick(0, "pack_audit"))).token == 1
+    assert (await ended(elsewhere, tick(0))).token == 1
+
+
+async def test_a_tick_that_runs_is_refused_by_the_lock(open_as: Open, onlooker: Onlooker):
+    """Nobody knows yet what becomes of it; whoever asks is told that it is held."""
+    a, b = await open_as("a"), await open_as("b")
+    await admit(a, tick())
+
+    assert await admit(b, tick()) == (False, None)
+    assert await admit(b, tick(1)) == (False, None)
+    assert onlooker.value("SELECT count(*) FROM tickd.ticks") == 1
+
+
+async def test_a_tick_that_has_ended_is_refused_without_taking_the_lock(open_as: Open, onlooker: Onlooker):
+    """Held only to learn that there is nothing to do, it would make others skip the graph's next tick."""
+    a, b = await open_as("a"), await open_as("b")
+    await ended(a, tick())
+
+    assert await admit(b, tick()) == (None, Refusal(SkipReason.ALREADY_RAN, "a"))
+    assert onlooker.locks() == []
+
+
+async def test_a_tick_whose_holder_is_gone_is_not_run_again(open_as: Open):
+    """In skip mode it is abandoned: a run may have done half its work, and nobody asked for a second one."""
+    a, b = await open_as("a"), await open_as("b")
+    await admit(a, tick())
+    await a.unlock(GRAPH)
+
+    assert await admit(b, tick()) == (True, Refusal(SkipReason.ALREADY_RAN, "a"))
+
+
+async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """The late replica looks, the early one runs the whole tick, the late one gets the lock: it must not run it again."""
+    early, late = await open_as("a"), await open_as("b")
+    slowly = ledger.HOLD_AND_ADMIT.replace(
+        "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
+        "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
+        trying = asyncio.create_task(admit(late, tick()))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]])
+
+    await ended(early, tick())
+
+    assert await trying == (True, Refusal(SkipReason.ALREADY_RAN, None))
+    assert onlooker.rows("SELECT replica, outcome FROM tickd.ticks") == [("a", "ran")]
+
+
+async def test_of_eight_replicas_one_runs_each_tick(places: Places, onlooker: Onlooker):
+    """I1 and I2 over many short ticks; whoever gets the lock late finds the row."""
+    runs: list[tuple[Tick, str]] = []
+
+    async def replica(name: str) -> None:
+        for n in range(6):
+            attempt = partial(
+                ledger.hold_and_admit, tick=tick(n), thread_id=str(tick(n)), run_id=run_id(tick(n))
+            )
+            async with sole_writer(GRAPH, places(name), attempt=attempt) as hold:
+                if isinstance(hold.granted, Admission):
+                    runs.append((tick(n), name))
+                    await ledger.record(hold.session, tick(n), token=hold.granted.token, finish=RAN)
+
+    async with asyncio.TaskGroup() as group:
+        for n in range(8):
+            group.create_task(replica(f"r{n}"))
+
+    rows = onlooker.rows("SELECT fire_time, replica FROM tickd.ticks WHERE outcome = 'ran'")
+    assert sorted((one.fire_time, name) for one, name in runs) == sorted(rows)
+    assert onlooker.value("SELECT count(DISTINCT token) FROM tickd.ticks") == len(runs)
+
+
+async def test_admission_is_right_whatever_isolation_the_role_has_by_default(
+    database: Database, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Under a stricter level the conflict would be an error, and the tick a failure of ours."""
+    role = database.role(settings={"default_transaction_isolation": "serializable"}, owner=False)
+    onlooker.connection.execute(f"GRANT ALL ON SCHEMA tickd TO {role.name}")
+    onlooker.connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA tickd TO {role.name}")
+    async with (
+        sessions(database.dsn) as open_owner,
+        closing(await open_session(place_of(role.dsn, "b"))) as late,
+    ):
+        early = await open_owner("a")
+        slowly = ledger.HOLD_AND_ADMIT.replace(
+            "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
+            "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
+            trying = asyncio.create_task(admit(late, tick()))
+            await onlooker.until(
+                lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]]
+            )
+        await ended(early, tick())
+
+        assert await trying == (True, Refusal(SkipReason.ALREADY_RAN, None))
+
+
+@pytest.mark.parametrize("error", ["a\0b", "\ud800", "line\nline \u2028 \U0001f4a5", "x" * 1_000_000])
+async def test_every_error_can_be_written(open_as: Open, onlooker: Onlooker, error: str):
+    """What a graph raises is not ours to choose, and a row that cannot be written is a tick that looks abandoned."""
+    session = await open_as("a")
+
+    await ended(session, tick(), Finish(Outcome.FAILED, 1, "RuntimeError", error))
+
+    outcome, error_type, text = onlooker.rows("SELECT outcome, error_type, error FROM tickd.ticks")[0]
+    assert (outcome, error_type) == ("failed", "RuntimeError")
+    assert text.startswith(error[0] if error[0] in "alx" else "\\ud800")
+
+
+async def test_an_end_is_written_once_and_by_its_own_token(open_as: Open, onlooker: Onlooker):
+    """Whoever is late finds the row finished, or under a newer token, and must not overwrite it."""
+    session = await open_as("a")
+    _, admission = await admit(session, tick())
+
+    assert not await ledger.record(session, tick(), token=admission.token - 1, finish=RAN)
+    assert await ledger.record(session, tick(), token=admission.token, finish=RAN)
+    assert not await ledger.record(
+        session, tick(), token=admission.token, finish=Finish(Outcome.FAILED, 1, "E", "e")
+    )
+    assert onlooker.rows("SELECT outcome, error, finished_at > admitted_at FROM tickd.ticks") == [
+        ("ran", None, True)
+    ]
+
+
+async def test_the_end_of_a_lost_hold_is_written_over_another_connection(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """The lock session is gone; the token still decides. A sweep may have called the tick abandoned already."""
+    session = await open_as("a")
+    _, admission = await admit(session, tick())
+    lost = Finish(Outcome.LOCK_LOST, 1, "OperationalError", "server closed the connection")
+    onlooker.connection.execute("UPDATE tickd.ticks SET outcome = 'abandoned'")
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        write = partial(ledger.record_without_hold, pooled, 7301, tick(), finish=lost)
+
+        assert not await write(token=admission.token + 1)
+        assert await write(token=admission.token)
+        assert not await write(token=admission.token)
+
+    assert onlooker.value("SELECT outcome FROM tickd.ticks") == "lock_lost"
+
+
+async def test_the_cheap_look_finds_what_has_ended_and_nothing_else(open_as: Open, admin_dsn: str):
+    """A tick that is still running may yet be looked for by its lock."""
+    a = await open_as("a")
+    await ended(a, tick(0))
+    await ended(a, tick(0, "pack_audit"))
+    await admit(a, tick(1))
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        asked = [tick(0), tick(1), tick(2), tick(0, "pack_audit"), tick(1, "pack_audit")]
+
+        found = await ledger.admitted(pooled, 7301, asked)
+
+        assert found == {tick(0): "a", tick(0, "pack_audit"): "a"}
+        assert {one.fire_time.tzinfo for one in found} == {UTC}
+        assert await ledger.admitted(pooled, 7302, asked) == {}
+        assert await ledger.admitted(pooled, 7301, []) == {}
+
+
+async def test_the_unfinished_tick_of_a_graph_is_the_newest(open_as: Open):
+    """A skip says since when the holder runs; an old row that was left behind says nothing of it."""
+    a = await open_as("a")
+    assert await ledger.unfinished(a, GRAPH) is None
+    await admit(a, tick(0))
+    await a.unlock(GRAPH)
+    b = await open_as("b")
+    await admit(b, tick(1))
+
+    found = await ledger.unfinished(a, GRAPH)
+
+    assert found is not None
+    assert found.replica == "b"
+    assert found.since.tzinfo is UTC
+
+
+async def hand_off(open_as: Open, one: Tick) -> None:
+    """Have replica a begin a tick and hand it off."""
+    await ended(await open_as("a"), one, Finish(Outcome.HANDED_OFF, 1))
+
+
+async def test_a_tick_that_was_handed_off_goes_on_as_its_next_attempt(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """The same thread, a newer token: what the first holder still writes is refused."""
+    await hand_off(open_as, tick())
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        assert await ledger.waiting(pooled, 7301) == [tick()]
+        b = await open_as("b")
+
+        assert await ledger.hold_and_resume(b, tick()) == (True, Admission(2, 2, str(tick())))
+
+        assert await ledger.waiting(pooled, 7301) == []
+    assert onlooker.rows("SELECT replica, attempt, token, outcome, finished_at FROM tickd.ticks") == [
+        ("b", 2, 2, None, None)
+    ]
+    assert onlooker.value("SELECT token FROM tickd.threads") == 2
+    assert len(onlooker.locks()) == 1
+
+
+async def test_of_all_that_hear_of_it_one_takes_a_tick_over(open_as: Open, onlooker: Onlooker):
+    """Every replica tries at the same moment."""
+    await hand_off(open_as, tick())
+    replicas = [await open_as(f"r{n}") for n in range(5)]
+
+    answers = await asyncio.gather(*(ledger.hold_and_resume(each, tick()) for each in replicas))
+
+    assert [held for held, _ in answers if held] == [True]
+    assert [admission for _, admission in answers if admission] == [Admission(2, 2, str(tick()))]
+    assert len(onlooker.locks()) == 1
+
+
+async def test_a_tick_that_waits_comes_before_the_graphs_next_one(open_as: Open):
+    """On a thread that all ticks share, the next one would continue what was not finished."""
+    await hand_off(open_as, tick())
+
+    held, granted = await admit(await open_as("b"), tick(1))
+
+    assert not held
+    assert isinstance(granted, Unfinished)
+    assert granted.replica == "a"
+
+
+async def test_nothing_is_resumed_that_was_not_handed_off(open_as: Open, onlooker: Onlooker):
+    """Neither a tick that ran, nor one that nobody has heard of; and no lock is taken for it."""
+    a = await open_as("a")
+    await ended(a, tick())
+
+    assert await ledger.hold_and_resume(a, tick()) == (None, None)
+    assert await ledger.hold_and_resume(a, tick(1)) == (None, None)
+    assert onlooker.locks() == []
+
+
+async def test_a_paused_graph_admits_nothing(open_as: Open, onlooker: Onlooker):
+    """`tickd pause` takes effect on all replicas at their next tick."""
+    a = await open_as("a")
+    await ended(a, tick())
+    onlooker.connection.execute("UPDATE tickd.graphs SET paused_at = now()")
+
+    assert await admit(a, tick(1)) == (None, Refusal(SkipReason.PAUSED))
+    assert await admit(a, tick(0)) == (None, Refusal(SkipReason.ALREADY_RAN, "a"))
+    assert onlooker.locks() == []
+
+
+async def test_a_thread_that_waits_for_an_answer_is_left_alone(open_as: Open):
+    """A new input would throw the question away. A thread of its own per tick is not concerned."""
+    a = await open_as("a")
+    _, admission = await admit(a, tick(), thread="shared")
+    await ledger.record(a, tick(), token=admission.token, finish=Finish(Outcome.INTERRUPTED, 1))
+    await a.unlock(GRAPH)
+
+    assert await admit(a, tick(1), thread="shared") == (None, Refusal(SkipReason.INTERRUPTED))
+    held, _ = await admit(a, tick(1), thread="another")
+    assert held
+    await a.unlock(GRAPH)
+    held, _ = await admit(a, tick(2), thread="shared", heed_interrupt=False)
+    assert held
+
+
+async def test_an_admitted_tick_without_a_holder_is_abandoned_once_over_all_replicas(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """Each replica sweeps; one of them says so, with the holder's name."""
+    a = await open_as("a")
+    await admit(a, tick())
+    async with (
+        await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as one,
+        await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as other,
+    ):
+        assert await ledger.abandon(one, 7301) == []  # its holder lives
+        onlooker.terminate(onlooker.locks()[0][0])
+        await onlooker.until(lambda: not onlooker.locks())
+
+        answers = await asyncio.gather(ledger.abandon(one, 7301), ledger.abandon(other, 7301))
+
+        ((found,),) = [answer for answer in answers if answer]
+        assert isinstance(found, Abandoned)
+        assert (found.tick, found.token, found.attempt, found.replica) == (tick(), 1, 1, "a")
+        assert await ledger.abandon(one, 7301) == []
+    assert onlooker.value("SELECT outcome FROM tickd.ticks") == "abandoned"
+
+
+@pytest.mark.parametrize("graph", [GRAPH, "pack_audit"])
+@pytest.mark.parametrize("space", [-(2**31), -7, 7301])
+async def test_a_holder_is_seen_whatever_the_signs_of_its_lock_are(
+    open_as: Open, admin_dsn: str, graph: str, space: int
+):
+    """Abandoned by mistake, its own end would look like somebody else's."""
+    await admit(await open_as("a", space=space), tick(0, graph))
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        assert await ledger.abandon(pooled, space) == []
+
+
+async def test_a_tick_that_ends_between_the_look_and_the_verdict_is_not_abandoned(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """The look reads rows of an older moment than the locks; the verdict looks at the row again."""
+    a = await open_as("a")
+    await admit(a, tick())
+    await a.unlock(GRAPH)
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        suspects = await (await pooled.execute(ledger.SUSPECTS, [7301])).fetchall()
+        assert len(suspects) == 1
+        await ledger.record(a, tick(), token=1, finish=RAN)
+        columns = [list(column) for column in zip(*suspects, strict=True)]
+        verdict = await pooled.execute(ledger.ABANDON, (*columns, 7301))
+
+        assert await verdict.fetchall() == []
+    assert onlooker.value("SELECT outcome FROM tickd.ticks") == "ran"
+
+
+async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_dsn: str):
+    """It saves them a sweep's time; of another lock space they hear nothing."""
+    a, b = await open_as("a"), await open_as("b")
+    await b.change(ledger.LISTEN)
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        await ledger.announce(pooled, 7301, tick())
+    await ledger.displace(a, GRAPH)
+
+    payloads = [notice.payload async for notice in b.connection.notifies(timeout=5, stop_after=2)]
+
+    assert [ledger.announced(payload, 7301) for payload in payloads] == [
+        Announcement(handed_off=tick()),
+        Announcement(displaced=GRAPH),
+    ]
+    assert [ledger.announced(payload, 7302) for payload in payloads] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "x",
+        "7",
+        "[]",
+        "null",
+        "{}",
+        '{"displace": "a"}',
+        "[" * 7999,
+        '{"space": 7301}',
+        '{"space": 7301, "graph": "a"}',
+        '{"space": 7301, "graph": "a", "fire_time": "soon"}',
+        '{"space": 7301, "graph": "a", "fire_time": 3}',
+        '{"space": 7301, "graph": ["a"], "fire_time": "2026-05-04T10:00:00Z"}',
+        '{"space": 7301, "displace": ["a"]}',
+    ],
+)
+def test_what_others_send_on_our_channel_is_no_announcement(payload: str):
+    """Anybody who may connect may send; it must not end the listening."""
+    assert ledger.announced(payload, 7301) is None
+
+
+def test_run_ids_are_uuids_that_postgres_takes():
+    """The column's type is the check."""
+    assert isinstance(run_id(tick()), uuid.UUID)
