@@ -89,6 +89,8 @@ class Backlog:
                 if await self._runner.stopped_before(due):
                     return skipped(SkipReason.DRAINING)
                 await self._enqueue(session, entry, tick)
+                if entry.overlap == "cancel":
+                    self._runner.displace(tick)
                 by_itself = self._runner.skipped_by_itself(tick.graph, SkipReason.QUEUED)
                 if by_itself is not None or room.reason is not None:
                     return by_itself or skipped(SkipReason.QUEUED)
@@ -107,7 +109,7 @@ class Backlog:
     async def _claim(self, entry: Entry, session: LockSession, room: Room, fired: Tick | None) -> End | None:
         """Claim the graph's earliest ready tick and run it; return the fired tick's end unless it is the one that ran."""
         attempt = partial(claim.claim, graph=entry.name, lease=self._place.windows.lease)
-        with self._runner.occupying(entry.name):
+        with self._runner.occupying(entry.name) as running:
             async with sole_writer(entry.name, self._place, attempt=attempt, session=session) as hold:
                 room.settle()
                 claimed: Claimed | None = hold.granted
@@ -117,6 +119,7 @@ class Backlog:
                         return skip
                     assert fired is not None  # noqa: S101  # it differs from the claimed one
                     self._runner.log_end(fired, skip)
+                running.take(claimed.tick)
                 end = await self._run(entry, hold.session, claimed)
         if end is not None:
             await self._runner.after_hold(claimed.tick, hold, end)
@@ -170,7 +173,7 @@ class Backlog:
         holder = hold.holder.replica if hold.holder else None
         if row is None or (row.outcome is None and not row.claimed):
             if displace and fired is not None:
-                await ledger.displace(hold.session, fired.graph)
+                await ledger.displace(hold.session, fired)
             return skipped(SkipReason.QUEUED, holder=holder)
         since: datetime | None = row.since
         if row.outcome is None:

@@ -32,7 +32,7 @@ WITH known AS MATERIALIZED (
     FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
 ), waiting AS MATERIALIZED (
-    SELECT replica, admitted_at
+    SELECT replica, admitted_at, fire_time
     FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'handed_off'
     LIMIT 1
@@ -71,7 +71,7 @@ WITH known AS MATERIALIZED (
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
 SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
-       waiting.replica, waiting.admitted_at
+       waiting.replica, waiting.admitted_at, waiting.fire_time
 FROM try CROSS JOIN barred
 LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
 """
@@ -126,7 +126,7 @@ JOIN tickd.ticks AS t ON t.space = %s AND t.graph = due.graph AND t.fire_time = 
 WHERE t.outcome IS NOT NULL
 """
 UNFINISHED = """
-SELECT replica, admitted_at
+SELECT replica, admitted_at, fire_time
 FROM tickd.ticks
 WHERE space = %s AND graph = %s AND outcome IS NULL
 ORDER BY token DESC
@@ -203,6 +203,7 @@ class Unfinished:
 
     replica: str
     since: datetime
+    fire_time: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,7 @@ async def hold_and_admit(
     tick that waits on an interrupt keeps others from its thread.
     """
     parameters = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
-    held, token, attempt, ended, replica, barred, waiting, waiting_since = await admit(
+    held, token, attempt, ended, replica, barred, *waiting = await admit(
         session, HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
     )
     if token is not None:
@@ -235,8 +236,8 @@ async def hold_and_admit(
         return False, None
     if barred is not None and not ended:
         return None, Refusal(SkipReason(barred))
-    if waiting is not None and not ended:
-        return None, Unfinished(waiting, waiting_since.astimezone(UTC))
+    if waiting[0] is not None and not ended:
+        return None, _unfinished(*waiting)
     return held, Refusal(SkipReason.ALREADY_RAN, replica)
 
 
@@ -315,7 +316,11 @@ def storable(text: str) -> str:
 async def unfinished(session: LockSession, graph: str) -> Unfinished | None:
     """Return the graph's newest tick that is admitted and has no outcome."""
     row = await session.fetch(UNFINISHED, (session.place.space, graph))
-    return Unfinished(row[0], row[1].astimezone(UTC)) if row else None
+    return _unfinished(*row) if row else None
+
+
+def _unfinished(replica: str, since: datetime, fire_time: datetime) -> Unfinished:
+    return Unfinished(replica, since.astimezone(UTC), fire_time.astimezone(UTC))
 
 
 async def admitted(connection: AsyncConnection[Any], space: int, ticks: Iterable[Tick]) -> dict[Tick, str]:
@@ -350,25 +355,28 @@ async def abandon(connection: AsyncConnection[Any], space: int) -> list[Abandone
     ]
 
 
-async def displace(session: LockSession, graph: str) -> None:
-    """Ask whoever runs the graph to make room for a newer tick."""
-    await session.fetch(ANNOUNCE, [json.dumps({"space": session.place.space, "displace": graph})])
+async def displace(session: LockSession, tick: Tick) -> None:
+    """Ask whoever runs an earlier tick of the graph to make room for this one."""
+    await session.fetch(ANNOUNCE, [_announcement(session.place.space, "displacing", tick)])
 
 
 async def announce(connection: AsyncConnection[Any], space: int, tick: Tick) -> None:
     """Tell every listening replica that the tick has been handed off; the row is the truth, this only saves time."""
-    await connection.execute(
-        ANNOUNCE,
-        [json.dumps({"space": space, "graph": tick.graph, "fire_time": instant_text(tick.fire_time)})],
+    await connection.execute(ANNOUNCE, [_announcement(space, "handed_off", tick)])
+
+
+def _announcement(space: int, what: str, tick: Tick) -> str:
+    return json.dumps(
+        {"space": space, "what": what, "graph": tick.graph, "fire_time": instant_text(tick.fire_time)}
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What one replica told the others: a tick that was handed off, or a graph whose run is to make room."""
+    """What one replica told the others: a tick that was handed off, or one that earlier ones are to make room for."""
 
     handed_off: Tick | None = None
-    displaced: str | None = None
+    displacing: Tick | None = None
 
 
 def announced(payload: str, space: int) -> Announcement | None:
@@ -377,10 +385,12 @@ def announced(payload: str, space: int) -> Announcement | None:
         match json.loads(payload):
             case {"space": of_space} if of_space != space:
                 return None
-            case {"space": int(), "displace": str(graph)}:
-                return Announcement(displaced=graph)
-            case {"space": int(), "graph": str(graph), "fire_time": str(fire_time)}:
-                return Announcement(handed_off=Tick(graph, parse_instant(fire_time)))
+            case {"space": int(), "what": str(what), "graph": str(graph), "fire_time": str(fire_time)}:
+                tick = Tick(graph, parse_instant(fire_time))
+                return {
+                    "handed_off": Announcement(handed_off=tick),
+                    "displacing": Announcement(displacing=tick),
+                }.get(what)
     except (ValueError, RecursionError):
         pass
     return None

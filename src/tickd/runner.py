@@ -57,6 +57,8 @@ LONGEST_PAUSE = timedelta(seconds=5)
 PASSING_HOLD_TRIES = 3
 PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
 DISPLACED_POLL = timedelta(milliseconds=50)
+# Every so many polls the holder is asked again: its ear may have been off the first time.
+DISPLACE_AGAIN = 20
 
 Unreachable = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, TimeoutError, OSError)
 
@@ -70,12 +72,26 @@ LEVELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A graph that this replica attempts or runs: since when, and how to tell its run to make room for a newer tick."""
+@dataclass(slots=True)
+class Running:
+    """A graph that this replica attempts or runs: since when, which tick, and whether that is to make room for a newer."""
 
     since: datetime
+    tick: Tick | None = None
+    newer: Tick | None = None
     displaced: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, tick: Tick) -> None:
+        """Note which tick it is; one that a newer has asked for room already makes it at once."""
+        self.tick = tick
+        if self.newer is not None:
+            self.displace(self.newer)
+
+    def displace(self, newer: Tick) -> None:
+        """Let the run make room, unless it is the newer tick's own, or that of a still newer one."""
+        self.newer = newer
+        if self.tick is not None and self.tick.fire_time < newer.fire_time:
+            self.displaced.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +132,7 @@ class Runner:
         self._places = Places(
             graphs, stop, max_running=limits.max_running, lock_attempts=limits.lock_attempts
         )
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._taking_over: set[Tick] = set()
         self._reachable = True
         self.drain_ran_out = False
@@ -234,7 +250,8 @@ class Runner:
         room: Room,
     ) -> End:
         """Try to hold the graph; run the tick if it was granted, else say who has it."""
-        with self.occupying(tick.graph):
+        with self.occupying(tick.graph) as running:
+            running.take(tick)
             async with sole_writer(
                 tick.graph, self._place, attempt=attempt, session=session, spare=self._places.spare
             ) as hold:
@@ -268,14 +285,15 @@ class Runner:
         if late > FRESH and (replica := await self._looks.ended_by(tick)) is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
         if entry.overlap == "cancel":
-            await self._displace_own(tick.graph, due + entry.grace)
+            await self._displace_own(tick, due + entry.grace)
         return self.skipped_by_itself(tick.graph)
 
-    async def _displace_own(self, graph: str, until: datetime) -> None:
-        """Let a run of this very replica make room for a newer tick, and wait for it within the tick's grace."""
-        while (running := self._running.get(graph)) is not None and self._clock.now() < until:
-            running.displaced.set()
-            if await self._stop.wait(DISPLACED_POLL):
+    async def _displace_own(self, tick: Tick, until: datetime) -> None:
+        """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace."""
+        while self._clock.now() < until:
+            self.displace(tick)
+            running = self._running.get(tick.graph)
+            if running is None or not running.displaced.is_set() or await self._stop.wait(DISPLACED_POLL):
                 return
 
     def skipped_by_itself(self, graph: str, reason: SkipReason = SkipReason.LOCK_HELD) -> End | None:
@@ -286,12 +304,12 @@ class Runner:
         return skipped(reason, holder=self._place.replica, holder_since=instant_text(running.since))
 
     @contextmanager
-    def occupying(self, graph: str) -> Iterator[None]:
+    def occupying(self, graph: str) -> Iterator[Running]:
         """Let this replica attempt and run one tick of the graph at a time."""
         assert graph not in self._running, graph  # noqa: S101  # callers have asked, without a wait in between
-        self._running[graph] = _Running(self._clock.now())
+        self._running[graph] = Running(self._clock.now())
         try:
-            yield
+            yield self._running[graph]
         finally:
             del self._running[graph]
 
@@ -348,14 +366,21 @@ class Runner:
             if held or granted is not None:
                 return held, granted
             running = await ledger.unfinished(session, tick.graph)
-            pause = PASSING_HOLD_PAUSE * tries
-            if running is not None and entry.overlap == "cancel" and self._clock.now() < until:
-                await ledger.displace(session, tick.graph)
+            if running is not None and self._may_displace(entry, running, tick, until):
+                if tries % DISPLACE_AGAIN == 1:
+                    await ledger.displace(session, tick)
                 pause = DISPLACED_POLL
             elif running is not None or tries == PASSING_HOLD_TRIES:
                 return False, running
+            else:
+                pause = PASSING_HOLD_PAUSE * tries
             if await self._stop.wait(pause):
                 return False, running
+
+    def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
+        """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""
+        earlier = running.fire_time < tick.fire_time
+        return entry.overlap == "cancel" and earlier and self._clock.now() < until
 
     async def _run_and_record(
         self, entry: Entry, tick: Tick, session: LockSession, admission: Admission
@@ -452,11 +477,11 @@ class Runner:
             # The row stays without an outcome, and a sweep will find it abandoned: that is the truth then.
             self.note_unreachable(failure)
 
-    def displace(self, graph: str) -> None:
-        """Let the graph's run here, if there is one, make room for a newer tick on another replica."""
-        running = self._running.get(graph)
+    def displace(self, newer: Tick) -> None:
+        """Let an earlier tick that runs here, if there is one, make room for this one."""
+        running = self._running.get(newer.graph)
         if running is not None:
-            running.displaced.set()
+            running.displace(newer)
 
     async def stopped_before(self, moment: datetime) -> bool:
         """Wait until the database's clock shows the moment; True when a stop was asked for before."""

@@ -57,7 +57,7 @@ class Upkeep:
         skew_limit: timedelta,
         take_over: Callable[[Tick], None],
         work_off: Callable[[str], None],
-        displace: Callable[[str], None],
+        displace: Callable[[Tick], None],
         fleet: Fleet,
         entries: Iterable[Entry],
         stop: Stop,
@@ -234,8 +234,8 @@ class Upkeep:
                 told = ledger.announced(notice.payload, self._place.space)
                 if told is not None and told.handed_off is not None:
                     self._take_over(told.handed_off)
-                elif told is not None and told.displaced is not None:
-                    self._displace(told.displaced)
+                elif told is not None and told.displacing is not None:
+                    self._displace(told.displacing)
 
         hearing = asyncio.ensure_future(hear())
         stop = asyncio.ensure_future(self._stop.wait())

@@ -399,13 +399,13 @@ async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_d
     await b.change(ledger.LISTEN)
     async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
         await ledger.announce(pooled, 7301, tick())
-    await ledger.displace(a, GRAPH)
+    await ledger.displace(a, tick(60))
 
     payloads = [notice.payload async for notice in b.connection.notifies(timeout=5, stop_after=2)]
 
     assert [ledger.announced(payload, 7301) for payload in payloads] == [
         Announcement(handed_off=tick()),
-        Announcement(displaced=GRAPH),
+        Announcement(displacing=tick(60)),
     ]
     assert [ledger.announced(payload, 7302) for payload in payloads] == [None, None]
 
@@ -419,14 +419,14 @@ async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_d
         "[]",
         "null",
         "{}",
-        '{"displace": "a"}',
+        '{"what": "handed_off"}',
         "[" * 7999,
         '{"space": 7301}',
-        '{"space": 7301, "graph": "a"}',
-        '{"space": 7301, "graph": "a", "fire_time": "soon"}',
-        '{"space": 7301, "graph": "a", "fire_time": 3}',
-        '{"space": 7301, "graph": ["a"], "fire_time": "2026-05-04T10:00:00Z"}',
-        '{"space": 7301, "displace": ["a"]}',
+        '{"space": 7301, "what": "handed_off", "graph": "a"}',
+        '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": "soon"}',
+        '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": 3}',
+        '{"space": 7301, "what": "handed_off", "graph": ["a"], "fire_time": "2026-05-04T10:00:00Z"}',
+        '{"space": 7301, "what": "news", "graph": "a", "fire_time": "2026-05-04T10:00:00Z"}',
     ],
 )
 def test_what_others_send_on_our_channel_is_no_announcement(payload: str):

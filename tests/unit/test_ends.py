@@ -141,17 +141,17 @@ B = Holder("b", 4711, TEN - timedelta(hours=1))
         (hold(Refusal(SkipReason.PAUSED, None)), {"reason": "paused"}),
         # The session may be old, from a pool of another application; the run's own begin says more.
         (
-            hold(Unfinished("b", TEN), B),
+            hold(Unfinished("b", TEN, TEN), B),
             {"reason": "lock_held", "holder": "b", "holder_since": "2026-05-04T10:00:00Z"},
         ),
         (hold(None, B), {"reason": "lock_held", "holder": "b", "holder_since": "2026-05-04T09:00:00Z"}),
         # A tick of c was left unfinished, and b holds now: since b's own begin.
         (
-            hold(Unfinished("c", TEN), B),
+            hold(Unfinished("c", TEN, TEN), B),
             {"reason": "lock_held", "holder": "b", "holder_since": "2026-05-04T09:00:00Z"},
         ),
         (
-            hold(Unfinished("b", TEN)),
+            hold(Unfinished("b", TEN, TEN)),
             {"reason": "lock_held", "holder": "b", "holder_since": "2026-05-04T10:00:00Z"},
         ),
         (hold(None, Holder("b", 4711, None)), {"reason": "lock_held", "holder": "b"}),
