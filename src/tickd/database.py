@@ -82,10 +82,12 @@ class DatabaseStart:
                     self._log.info("database.reachable", tries=tries)
                 return through_pooler
 
-    async def _prepare(self, deadline: float) -> bool:
+    async def _prepare(self, deadline: float) -> bool | None:
         async with closing(await open_session(self._place)) as session:
             await self._clock.measure(session.connection)
             before, after = await migrate(session.connection, stop=self._stop, deadline=deadline)
+        if self._stop.requested:
+            return None
         if before != after:
             self._log.info("database.migrated", ledger=after.ledger, saver=after.saver)
         identity = await probe(self._place)

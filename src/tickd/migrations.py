@@ -7,8 +7,8 @@ run no DDL at all when everything is current, which also lets a role without rig
 """
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import resources
@@ -63,7 +63,7 @@ class Versions:
     @property
     def current(self) -> bool:
         """Say whether there is nothing left to do."""
-        present = (self.ledger, self.saver) >= (len(STEPS), len(AsyncPostgresSaver.MIGRATIONS) - 1)
+        present = self.ledger >= len(STEPS) and self.saver >= len(AsyncPostgresSaver.MIGRATIONS) - 1
         return present and self.guard and not self.invalid_indexes
 
 
@@ -72,33 +72,48 @@ async def migrate(
 ) -> tuple[Versions, Versions]:
     """Bring ledger and saver to the present version and return the versions before and after this replica's own work.
 
-    The connection is a direct one, in autocommit mode; `deadline` is on the monotonic clock. Raises DatabaseUnusable
+    A stop that is asked for while another replica is at it leaves everything as it is. The connection is a direct one, in autocommit mode; `deadline` is on the monotonic clock. Raises DatabaseUnusable
     when the role may not create what is missing, or when another replica is still at it at the deadline.
     """
     connection.row_factory = dict_row
     # An index is built when the last transaction that may not see it has ended, however long that takes.
     await connection.execute("SET lock_timeout = 0")
-    before = await _versions(connection)
-    if before.current:
-        return before, before
+    with _told_what_to_grant():
+        before = await _versions(connection)
+        if before.current or not await _come_to_turn(connection, stop, deadline):
+            return before, before
+        try:
+            before = await _bring_up(connection)
+        finally:
+            if not connection.closed:
+                await connection.execute(UNLOCK, [LOCK_KEY])
+        return before, await _versions(connection)
+
+
+async def _come_to_turn(connection: AsyncConnection[Any], stop: Stop, deadline: float) -> bool:
+    """Poll the lock until it is ours; False when a stop was asked for."""
     while not await _value(connection, TRY_LOCK, LOCK_KEY):
-        if time.monotonic() > deadline or await stop.wait(POLL):
+        if time.monotonic() > deadline:
             raise DatabaseUnusable(
                 "another session has been migrating the database all the while; look for its advisory lock in pg_locks, "
                 "or raise TICKD_DATABASE_DEADLINE"
             )
+        if await stop.wait(POLL):
+            return False
+    return True
+
+
+@contextmanager
+def _told_what_to_grant() -> Iterator[None]:
     try:
-        before = await _bring_up(connection)
+        yield
     except errors.InsufficientPrivilege as error:
         raise DatabaseUnusable(
-            f"{error.diag.message_primary}. The tables of tickd or of the checkpointer are missing or older than this "
-            "version, and this role may not create them. Run `tickd migrate` once with the role that owns the database, "
-            "or GRANT CREATE ON DATABASE and CREATE ON SCHEMA public to this one."
+            f"{error.diag.message_primary}. The tables of tickd or of the checkpointer are missing, older than this "
+            "version, or not for this role to use. Run `tickd migrate` once with the role that owns the database, and GRANT "
+            "this one what it needs of the schema tickd and of the checkpointer's tables; or GRANT it CREATE ON DATABASE "
+            "and CREATE ON SCHEMA public."
         ) from error
-    finally:
-        if not connection.closed:
-            await connection.execute(UNLOCK, [LOCK_KEY])
-    return before, await _versions(connection)
 
 
 async def migrate_at(place: LockPlace, *, deadline: float) -> tuple[Versions, Versions]:
