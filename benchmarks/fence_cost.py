@@ -122,7 +122,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace, node_ms: float)
 
     async def node(_: State) -> State:
         if node_ms:
-            await asyncio.sleep(node_ms / 1000)  # noqa: TID251  # the node's work is to take this long
+            await asyncio.sleep(node_ms / 1000)  # the node's work is to take this long
         return {}
 
     builder = chain(options.steps, node)

@@ -17,7 +17,7 @@ from tickd.claim import Claimed
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, skipped
 from tickd.entry import Entry
-from tickd.lock import Hold, LockPlace, LockSession, closing, open_session, sole_writer
+from tickd.lock import Hold, LockPlace, LockSession, closing, sole_writer
 from tickd.places import Room
 from tickd.runner import LEAD, Runner, Unreachable
 from tickd.stop import Stop
@@ -82,7 +82,7 @@ class Backlog:
         async with self._runner.room(due + entry.grace) as room:
             if room.reason == "draining":
                 return skipped(SkipReason.DRAINING)
-            opened = await self._runner.open_in_time(tick, until)
+            opened = await self._runner.open_in_time(entry, tick, until)
             if isinstance(opened, End):
                 return opened
             async with closing(opened) as session:
@@ -101,7 +101,7 @@ class Backlog:
         async with self._runner.room(self._clock.now() + entry.grace) as room:
             if room.reason is not None:
                 return False
-            async with closing(await open_session(self._place)) as session:
+            async with closing(await self._runner.open_session(entry)) as session:
                 if self._stop.requested or self._runner.skipped_by_itself(entry.name) is not None:
                     return False
                 return await self._claim(entry, session, room, None) is None

@@ -127,6 +127,9 @@ Attempt = Callable[["LockSession"], Awaitable[tuple[bool | None, T]]]
 class LockSession:
     """One fresh connection for locks; at most one hold at a time."""
 
+    # A session of several holds' (`tickd.shared`) is not closed with one of them.
+    shared = False
+
     def __init__(self, connection: AsyncConnection[Any], place: LockPlace) -> None:
         self.connection = connection
         self.place = place
@@ -210,6 +213,16 @@ class LockSession:
         except (psycopg.Error, TimeoutError):
             return None
         return bool(row[0])
+
+    def enter(self, graph: str) -> None:
+        """Note that a try of the graph's key begins."""
+
+    async def leave(self, graph: str, *, doubtful: bool) -> None:  # closing undoes whatever was done
+        """Note that the graph's hold is over; `doubtful` says that nobody knows whether the try took the lock."""
+
+    def forget_link(self) -> None:
+        """Close the descriptor of one's own, for another object has taken the connection over."""
+        self._link.close()
 
     async def close(self) -> None:
         """Close the connection, which frees whatever it still holds."""
@@ -317,8 +330,11 @@ async def sole_writer(
     """
     session = session or await open_session(place)
     spared = False
+    doubtful = True
+    session.enter(graph)
     try:
         held, granted = await (attempt(session) if attempt is not None else _try_lock(session, graph))
+        doubtful = False
         holder = await session.holder(graph) if held is False else None
         hold: Hold[Any] = Hold(graph, bool(held), granted, holder, session)
         try:
@@ -330,6 +346,7 @@ async def sole_writer(
         spared = not held and spare is not None and spare(session)
     finally:
         # A cancelled try may have taken the lock all the same; the end of the session frees it.
+        await session.leave(graph, doubtful=doubtful)
         if not spared:
             await session.close()
 

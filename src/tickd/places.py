@@ -93,6 +93,8 @@ class Places:
 
     def spare(self, session: LockSession) -> bool:
         """Take over a session that holds nothing, if another tick waits for one; False when it is to be closed."""
+        if session.shared:
+            return True  # it stays where it is
         if not self._waiting or session.connection.closed:
             return False
         self._spare.append(session)

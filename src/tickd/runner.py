@@ -40,6 +40,7 @@ from tickd.places import Places, Room
 from tickd.policy import backoff
 from tickd.runs import EndKind, GraphThread
 from tickd.schedule import Entry
+from tickd.shared import SharedHolds
 from tickd.stop import Stop
 from tickd.supervision import Supervision, order_of
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
@@ -123,6 +124,7 @@ class Runner:
         self._loaded = loaded
         self._graphs = graphs
         self._place = place
+        self._shared = SharedHolds(place, lambda: clock.timeline)
         self._looks = Looks(pool, place.space)
         self._pool = pool
         self._clock = clock
@@ -196,13 +198,13 @@ class Runner:
             early_end = await self._end_before_attempt(entry, tick, due)
             if early_end is not None:
                 return early_end
-        spare = self._places.take_spare()
+        spare = self._places.take_spare() if entry.hold == "dedicated" else None
         if spare is not None:
             try:
                 return await self._end_on_session(entry, tick, due, room, spare)
             except Unreachable:
                 pass  # it has died since its last use, and a fresh one deserves a try
-        session = await self.open_in_time(tick, due + entry.grace)
+        session = await self.open_in_time(entry, tick, due + entry.grace)
         if isinstance(session, End):
             return session
         return await self._end_on_session(entry, tick, due, room, session)
@@ -230,7 +232,7 @@ class Runner:
             if room.reason is not None:
                 return None
             try:
-                session = await open_session(self._place)
+                session = await self.open_session(entry)
             except Unreachable as error:
                 self.note_unreachable(error)
                 return None
@@ -329,13 +331,17 @@ class Runner:
         """Wait for places to attempt and run a tick, until the instant."""
         return self._places.take(until - self._clock.now())
 
-    async def open_in_time(self, tick: Tick, until: datetime) -> LockSession | End:
+    async def open_session(self, entry: Entry) -> LockSession:
+        """Open a lock session of the tick's own, or return the one that this replica's holds share."""
+        return await (open_session(self._place) if entry.hold == "dedicated" else self._shared.session())
+
+    async def open_in_time(self, entry: Entry, tick: Tick, until: datetime) -> LockSession | End:
         """Open the tick's lock session, again and again within its grace; tick.error when there is none to be had."""
         tries = 0
         while True:
             tries += 1
             try:
-                session = await open_session(self._place)
+                session = await self.open_session(entry)
             except Unreachable as error:
                 self.note_unreachable(error)
                 seed = f"{self._place.replica}/{tick}"
@@ -482,6 +488,10 @@ class Runner:
         running = self._running.get(newer.graph)
         if running is not None:
             running.displace(newer)
+
+    async def end(self) -> None:
+        """Close what outlives single ticks."""
+        await self._shared.end()
 
     async def stopped_before(self, moment: datetime) -> bool:
         """Wait until the database's clock shows the moment; True when a stop was asked for before."""

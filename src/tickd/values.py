@@ -27,7 +27,7 @@ MISSED: Final = {"skip": True, "latest": True, "all": True}
 OVERLAP: Final = {"skip": True, "queue": True, "cancel": True}
 AFTER_INTERRUPT: Final = {"skip": True, "run": True}
 LOCK: Final = {"postgres": True, "redis": False, "etcd": False}
-HOLD: Final = {"dedicated": True, "shared": False}
+HOLD: Final = {"dedicated": True, "shared": True}
 DURABILITY: Final = {"sync": True, "async": True, "exit": True}
 LONGEST: Final = timedelta(days=36_500)
 FIRST_YEAR: Final = 1970

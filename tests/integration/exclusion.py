@@ -17,6 +17,7 @@ from typing import Any
 from tickd import claim, ledger
 from tickd.ledger import Refusal
 from tickd.lock import Hold, LockPlace, open_session, sole_writer
+from tickd.shared import SharedHolds
 from tickd.tick import Tick, run_id
 
 
@@ -64,7 +65,25 @@ async def claiming(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
         yield hold
 
 
-MODES: dict[str, Mode] = {"bare": bare, "skip": skip, "claim": claiming}
+@asynccontextmanager
+async def sharing(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
+    """Contend as skip mode does with `hold: shared`: on a session that another graph of the replica is held on as well."""
+    holds = SharedHolds(place, lambda: 0)
+    tick, other = fresh_tick(graph), fresh_tick(f"beside {place.replica}")
+    try:
+        session = await holds.session()
+        beside = partial(ledger.hold_and_admit, tick=other, thread_id=str(other), run_id=run_id(other))
+        attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
+        async with (
+            sole_writer(other.graph, place, attempt=beside, session=session),
+            sole_writer(graph, place, attempt=attempt, session=session) as hold,
+        ):
+            yield hold
+    finally:
+        await holds.end()
+
+
+MODES: dict[str, Mode] = {"bare": bare, "skip": skip, "claim": claiming, "shared": sharing}
 
 
 @dataclass(slots=True)

@@ -287,7 +287,7 @@ async def test_the_session_is_fit_for_a_long_run_whatever_the_roles_defaults_are
         "idle_session_timeout": "0",
         "idle_in_transaction_session_timeout": "0",
         "statement_timeout": "0",
-        "lock_timeout": "0",
+        "lock_timeout": "9000",  # below the answer time-out, so that no backend waits on for nobody
         "default_transaction_isolation": "read committed",
         "search_path": "warehouse",
     }

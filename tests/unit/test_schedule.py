@@ -260,7 +260,6 @@ def test_a_key_that_is_not_known_is_refused_with_the_one_that_was_meant(line, fa
         ("mode: enqueue", "mode: 'enqueue' is not built yet; what there is: skip, claim"),
         ("lock: redis", "lock: 'redis' is not built yet; what there is: postgres"),
         ("lock: etcd", "lock: 'etcd' is not built yet; what there is: postgres"),
-        ("hold: shared", "hold: 'shared' is not built yet; what there is: dedicated"),
         ("durability: always", "durability: 'always' is not one of: sync, async, exit"),
         ("overlap: queue", "overlap: 'queue' needs 'mode: claim': in skip mode a tick that finds its graph running is skipped"),
         ("max_backlog: 0", "max_backlog: '0' is not a whole number of at least 1"),

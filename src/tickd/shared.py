@@ -1,0 +1,173 @@
+"""The shared session: one dedicated, unpooled lock session that holds the keys of many runs of a replica.
+
+For replicas with more runs at a time than Postgres has connections (`hold: shared`). Everything that is true of a
+session of one's own stays true, but for two things. Its loss is the loss of every hold on it, and all of them hear of it
+at once. And it is not closed after a run, so a try with an unknown end cannot be undone by closing it: the key is
+unlocked instead, and if even that has no answer, the session is ended with all that it holds.
+
+Session locks stack, and a second try of the same key on the same session would succeed. The runner attempts and runs one
+tick of a graph at a time, and the session refuses a key that it is at already.
+
+Statements take turns. Between them the watch waits for the session's own descriptor to become readable, which is what a
+session that has ended is, and asks the server at the interval for links that died without a word.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psycopg
+
+from tickd.lock import PROBE, LockPlace, LockSession, Loss, Probe, open_session
+
+
+T = TypeVar("T")
+
+
+class SharedSession(LockSession):
+    """A lock session that several holds share; `end` closes it, `close` leaves it to the other holds."""
+
+    shared = True
+
+    def __init__(self, session: LockSession, newest_timeline: Callable[[], int]) -> None:
+        super().__init__(session.connection, session.place)
+        session.forget_link()
+        self._turn = asyncio.Lock()
+        self._graphs: set[str] = set()
+        self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.ensure_future(self._watch_session(newest_timeline))
+
+    @property
+    def lost(self) -> bool:
+        """Say whether the session is gone, and with it every hold that was on it."""
+        return self._loss.done()
+
+    def enter(self, graph: str) -> None:
+        """Note that a try of the graph's key begins; a key that the session is at already raises ValueError."""
+        if graph in self._graphs:
+            raise ValueError(f"the shared session is at the key of {graph} already, and session locks stack")
+        self._graphs.add(graph)
+
+    async def leave(self, graph: str, *, doubtful: bool) -> None:
+        """Note that the graph's hold is over; a try with an unknown end is undone by an unlock."""
+        try:
+            if doubtful and await self.unlock(graph) is None:
+                self._lose(Loss("no_answer", "nobody knows whether the session took a lock, so it was ended"))
+        finally:
+            self._graphs.discard(graph)
+
+    async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:
+        """Return when the hold is lost: with the session, or, where the probe asks about more than it, alone."""
+        del newest_timeline  # the session's own watch compares it
+        windows = self.place.windows
+        while probe[0] != PROBE:
+            done, _ = await asyncio.wait({self._loss}, timeout=windows.probe_interval.total_seconds())
+            if done:
+                break
+            try:
+                row = await self._within(self._fetch(*probe), windows.probe_timeout)
+            except (psycopg.Error, TimeoutError):
+                break  # the session's own watch says what has become of it
+            if row is None:
+                return Loss("superseded", "the ledger has a newer token for this tick")
+        return await asyncio.shield(self._loss)
+
+    async def close(self) -> None:
+        """Leave the session to the other holds."""
+
+    async def end(self) -> None:
+        """Close the connection, which frees whatever it still holds."""
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
+        await super().close()
+
+    async def _watch_session(self, newest_timeline: Callable[[], int]) -> None:
+        interval = self.place.windows.probe_interval.total_seconds()
+        asked = time.monotonic()
+        while not self.lost:
+            patience = max(0.0, asked + interval - time.monotonic())
+            if await self._readable(patience) or time.monotonic() >= asked + interval:
+                asked = time.monotonic()
+                loss = await self._ask(newest_timeline)
+                if loss is not None:
+                    self._lose(loss)
+
+    async def _ask(self, newest_timeline: Callable[[], int]) -> Loss | None:
+        if time.monotonic() - self._confirmed > self.place.windows.server.total_seconds():
+            return Loss(
+                "not_confirmed",
+                "this process did not run for longer than Postgres keeps a silent client's lock",
+            )
+        try:
+            sent = time.monotonic()
+            (timeline,) = await self._within(self._fetch(PROBE, ()), self.place.windows.probe_timeout)
+        except TimeoutError as error:
+            return Loss("no_answer", str(error))
+        except psycopg.Error as error:
+            return Loss("session_ended", str(error).strip())
+        self._confirmed = sent
+        if timeline < newest_timeline():
+            newest = newest_timeline()
+            return Loss("failover", f"the lock is on timeline {timeline}, and the primary on {newest}")
+        return None
+
+    async def _readable(self, patience: float) -> bool:
+        """Wait until the server has said something while no statement was under way; False when the patience is over."""
+        loop = asyncio.get_running_loop()
+        heard = asyncio.Event()
+        # A descriptor of our own: psycopg watches its one while a statement is under way.
+        loop.add_reader(self._link, heard.set)
+        try:
+            async with asyncio.timeout(patience):
+                await heard.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(self._link)
+        async with self._turn:
+            return self.in_doubt()
+
+    def _lose(self, loss: Loss) -> None:
+        if not self._loss.done():
+            self._loss.set_result(loss)
+            # Whatever the server still thinks is held must not outlive our trust in it.
+            self._shut_down()
+
+    async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            statement.close()
+            raise
+        try:
+            return await super()._within(statement, limit)
+        finally:
+            self._turn.release()
+
+
+class SharedHolds:
+    """The shared session of one replica: opened when the first run needs it, and again after a loss."""
+
+    def __init__(self, place: LockPlace, newest_timeline: Callable[[], int]) -> None:
+        self._place = place
+        self._newest_timeline = newest_timeline
+        self._opening = asyncio.Lock()
+        self._session: SharedSession | None = None
+
+    async def session(self) -> SharedSession:
+        """Return the session; raises like `open_session` when there is none to be had."""
+        async with self._opening:
+            if self._session is not None and self._session.lost:
+                lost, self._session = self._session, None
+                await lost.end()
+            if self._session is None:
+                self._session = SharedSession(await open_session(self._place), self._newest_timeline)
+            return self._session
+
+    async def end(self) -> None:
+        """Close the session, if there is one."""
+        if self._session is not None:
+            await self._session.end()
+            self._session = None

@@ -1,0 +1,158 @@
+"""The shared session: many holds, one connection, and one fate."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.lock_sessions import place_of
+from tests.onlooker import Onlooker
+from tests.proxy import Proxy
+from tickd.lock import LockPlace, LockSession, sole_writer
+from tickd.policy import TrustWindows
+from tickd.shared import SharedHolds
+from tickd.tick import lock_key
+
+
+GRAPHS = [f"graph-{n}" for n in range(20)]
+QUICK = TrustWindows(probe_interval=timedelta(milliseconds=30), probe_timeout=timedelta(milliseconds=150))
+
+
+@pytest.fixture
+async def holds(place: LockPlace) -> AsyncIterator[SharedHolds]:
+    """The shared session of replica a."""
+    holds = SharedHolds(place, lambda: 0)
+    yield holds
+    await holds.end()
+
+
+async def hold_all(stack: AsyncExitStack, holds: SharedHolds, place: LockPlace) -> list[Any]:
+    """Hold every graph on the shared session."""
+    session = await holds.session()
+    return [await stack.enter_async_context(sole_writer(graph, place, session=session)) for graph in GRAPHS]
+
+
+async def test_many_holds_take_one_connection_and_each_is_let_go_alone(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """Runs are bounded by memory then, and no longer by Postgres' connections."""
+    async with AsyncExitStack() as stack:
+        assert all(await hold_all(stack, holds, place))
+        assert len(onlooker.locks()) == len(GRAPHS)
+        assert len(onlooker.sessions("tickd/")) == 1
+
+        async with sole_writer("one more", place, session=await holds.session()) as hold:
+            assert len(onlooker.locks()) == len(GRAPHS) + 1
+        assert hold.unlocked is True
+        assert len(onlooker.locks()) == len(GRAPHS)
+    assert onlooker.locks() == []
+    assert len(onlooker.sessions("tickd/")) == 1
+
+
+async def test_its_loss_is_the_loss_of_every_hold_and_the_next_run_gets_a_new_one(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """One backend that is ended frees all keys at once, so all runs have to hear of it at once."""
+    async with AsyncExitStack() as stack:
+        all_held = await hold_all(stack, holds, place)
+        watches = [asyncio.ensure_future(hold.session.watch()) for hold in all_held]
+        onlooker.terminate(onlooker.locks()[0][0])
+        async with asyncio.timeout(5):
+            losses = await asyncio.gather(*watches)
+
+        assert {loss.cause for loss in losses} == {"session_ended"}
+        async with sole_writer("after", place, session=await holds.session()) as hold:
+            assert hold
+    assert [hold.unlocked for hold in all_held] == [None] * len(GRAPHS)
+
+
+async def test_a_link_that_died_without_a_word_is_found_by_asking(dsn: str):
+    """Nobody tells: the shared session asks for all of its holds."""
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    with Proxy(int(str(parts["port"]))) as proxy:
+        url = f"postgresql://{parts['user']}:{parts['password']}@127.0.0.1:{proxy.port}/{parts['dbname']}"
+        place = place_of(url, windows=QUICK, answer_timeout=timedelta(milliseconds=150))
+        holds = SharedHolds(place, lambda: 0)
+        async with sole_writer(GRAPHS[0], place, session=await holds.session()) as hold:
+            proxy.freeze()
+            async with asyncio.timeout(5):
+                loss = await hold.session.watch()
+        await holds.end()
+
+    assert loss.cause == "no_answer"
+
+
+async def test_a_failover_loses_all_of_them(place: LockPlace):
+    """A session on the old primary stays healthy, and excludes nobody any more."""
+    newest = [0]
+    holds = SharedHolds(place_of_quick(place), lambda: newest[0])
+    async with sole_writer(GRAPHS[0], place, session=await holds.session()) as hold:
+        newest[0] = 1_000_000
+        async with asyncio.timeout(5):
+            loss = await hold.session.watch()
+    await holds.end()
+
+    assert loss.cause == "failover"
+
+
+def place_of_quick(place: LockPlace) -> LockPlace:
+    """Return the place with a watch that asks all the time."""
+    return LockPlace(place.dsn, place.replica, place.space, windows=QUICK)
+
+
+async def test_a_probe_of_its_own_loses_one_hold_alone(place: LockPlace, onlooker: Onlooker):
+    """A claim that has passed to somebody else says nothing about the other holds."""
+    quick = place_of_quick(place)
+    holds = SharedHolds(quick, lambda: 0)
+    session = await holds.session()
+    async with (
+        sole_writer(GRAPHS[0], quick, session=session) as one,
+        sole_writer(GRAPHS[1], quick, session=session),
+        asyncio.timeout(5),
+    ):
+        loss = await one.session.watch(probe=("SELECT 1 WHERE false", ()))
+        assert loss.cause == "superseded"
+        assert not session.lost
+        assert len(onlooker.locks()) == 2
+    await holds.end()
+
+
+async def test_no_key_is_taken_twice_on_it(holds: SharedHolds, place: LockPlace):
+    """Session locks stack: the second try would win, and two runs would share one hold."""
+    session = await holds.session()
+    async with sole_writer("restock_plan", place, session=session):
+        with pytest.raises(ValueError, match="at the key of restock_plan already"):
+            async with sole_writer("restock_plan", place, session=session):
+                pass
+    async with sole_writer("restock_plan", place, session=session) as again:
+        assert again
+
+
+async def test_a_try_cancelled_in_mid_statement_is_undone_and_costs_the_others_nothing(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """The server may have taken the lock for a task that is not there any more, and closing is no way out here."""
+    session = await holds.session()
+
+    async def slow(session: LockSession) -> tuple[bool, None]:
+        parameters = (place.space, lock_key("slow"))
+        await session.fetch("SELECT pg_sleep(0.2), pg_try_advisory_lock(%s, %s)", parameters)
+        return True, None
+
+    async def attempt() -> None:
+        async with sole_writer("slow", place, attempt=slow, session=session):
+            raise AssertionError("it was cancelled before")
+
+    async with sole_writer("other", place, session=session):
+        task = asyncio.create_task(attempt())
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert [key for _, _, key in onlooker.locks()] == [lock_key("other")]
+        assert not session.lost
