@@ -10,3 +10,14 @@ class Unusable(Exception):
 
 class DatabaseUnusable(Exception):
     """The database refuses tickd for good (wrong password, missing database or right); the process exits with 3."""
+
+
+class AmbiguousEffect(Exception):
+    """An earlier run of the node began this effect and was cut off before it could note whether it took place.
+
+    A node may catch it and ask: the other side, or a person.
+    """
+
+
+class StaleHold(Exception):
+    """The graph has a newer hold than this run's, so the run must not begin anything any more."""

@@ -39,6 +39,7 @@ from psycopg import AsyncConnection, AsyncCursor, Error
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
+from tickd.errors import StaleHold
 from tickd.steps import StepCount
 
 
@@ -94,7 +95,7 @@ def hold_name(*, space: int, graph: str, token: int) -> str:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Say whether the guard's refusal is this error, or its cause, or the context it was raised in, or one of a group."""
+    """Say whether this error is the guard's refusal or a StaleHold, or comes from one: as cause, context or in a group."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending:
@@ -102,7 +103,7 @@ def is_refused(error: BaseException) -> bool:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, Error) and one.sqlstate == REFUSED:
+        if isinstance(one, StaleHold) or (isinstance(one, Error) and one.sqlstate == REFUSED):
             return True
         pending += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
@@ -154,6 +155,10 @@ class FencedSaver(AsyncPostgresSaver):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(pool, serde=serde)
+        self.pool = pool
+        self.space = space
+        self.graph = graph
+        self.token = token
         self._hold = hold_name(space=space, graph=graph, token=token)
         self._count = StepCount()
         self._counts_thread: str | None = None
