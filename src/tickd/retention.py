@@ -51,6 +51,22 @@ WHERE (space, graph, fire_time) IN (
     FOR UPDATE SKIP LOCKED
 )
 """
+# What a tick did to the world outside is worth knowing for as long as the tick may be run again.
+DELETE_EFFECTS = """
+DELETE FROM tickd.effects
+WHERE (space, key) IN (
+    SELECT e.space, e.key
+    FROM tickd.effects AS e
+    WHERE e.space = %(space)s AND e.graph = %(graph)s AND e.fire_time < clock_timestamp() - %(keep)s::interval
+      AND NOT EXISTS (
+        SELECT FROM tickd.ticks AS t
+        WHERE t.space = e.space AND t.graph = e.graph AND t.fire_time = e.fire_time
+      )
+    ORDER BY e.fire_time
+    LIMIT %(batch)s
+    FOR UPDATE SKIP LOCKED
+)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +97,5 @@ async def remove_old(connection: AsyncConnection[Any], space: int, entry: Entry)
     if entry.keep.ticks is not None:
         keep = max(entry.keep.ticks, entry.catch_up + LEAST_TICKS)
         ticks = (await connection.execute(DELETE_TICKS, facts | {"keep": keep})).rowcount
+        await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})
     return Removed(threads, ticks)

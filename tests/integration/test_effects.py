@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
 from tests.fences import GRAPH, SPACE, THREAD, State, connect, open_pool, prepare, saver
+from tests.pages import DOCS, blocks
 from tickd.effects import idempotency_key, once, once_sync
 from tickd.errors import AmbiguousEffect, StaleHold
 from tickd.fence import is_refused
+from tickd.retention import remove_old
+from tickd.schedule import parse
 
 
 HOLD = """
@@ -43,7 +47,7 @@ class World:
         if self.breaks.get(what) == "declined":
             raise PermissionError("declined")
         self.done[what] += 1
-        if self.breaks.get(what) == "after":
+        if "after" in (self.breaks.get(what), self.breaks.get("*")):
             raise ConnectionResetError("the answer got lost")
         return {"charge": what, "key": key, "number": self.done.total()}
 
@@ -109,11 +113,11 @@ class Broken(Exception):
     """A node broke after its effect."""
 
 
-def charging(stage: Stage, **options: Any) -> Any:
+def charging(stage: Stage, name: str = "charge", **options: Any) -> Any:
     """Return a node that charges once."""
 
     async def node(_: State, config: RunnableConfig) -> State:
-        receipt = await once(config, "charge", action=stage.world.acharge, **options)
+        receipt = await once(config, name, action=stage.world.acharge, **options)
         return {"seen": [json.dumps(receipt)]}
 
     return node
@@ -503,3 +507,80 @@ async def test_a_subgraph_notes_through_the_same_saver(stage):
     await stage.run(outer, 5, {"seen": []})
 
     assert [received for _, _, received, _ in await stage.effects()] == [True]
+
+
+OLD_TICK = """
+INSERT INTO tickd.ticks (space, graph, fire_time, attempt, thread_id, run_id, outcome)
+SELECT space, graph, fire_time, 1, 't', key, 'handed_off' FROM tickd.effects WHERE name = %s
+"""
+
+
+async def test_effects_are_forgotten_with_their_ticks(stage):
+    """A tick that is still in the ledger may be run again, and must find what it did; rows without one only take room."""
+    for name, fire_time in (
+        ("of a tick that is gone", "2026-05-04T10:00:00Z"),
+        ("of a tick that is there", "2026-05-04T10:05:00Z"),
+    ):
+        graph = one_node(charging(stage, name)).compile(checkpointer=saver(stage.pool, 5))
+        await graph.ainvoke({"seen": []}, run_config(fire_time=fire_time))
+    await stage.connection.execute(OLD_TICK, ["of a tick that is there"])
+    entry = parse(SCHEDULE, path="s.yaml", environment={}).entries[GRAPH]
+
+    await remove_old(stage.connection, SPACE, entry)
+
+    assert [name for name, *_ in await stage.effects()] == ["of a tick that is there"]
+
+
+SCHEDULE = f"""
+graphs:
+  {GRAPH}: {{graph: "a:b", every: 1m, keep: {{ticks: 1d}}}}
+"""
+
+
+async def test_the_pages_nodes_run(stage):
+    """An example that does not work costs a reader's trust, and this one is about money."""
+    key, mails, ask = (block for block in blocks(DOCS / "effects.md", "python"))
+    names: dict[str, Any] = {"State": State, "interrupt": interrupt}
+    exec(key, names)
+    exec(mails, names)
+    sent: list[tuple[str, str]] = []
+    paid: list[str] = []
+
+    class Bank:
+        async def charge(self, amount: int, *, idempotency_key: str) -> Any:
+            paid.append(idempotency_key)
+            return SimpleNamespace(id=amount)
+
+    async def send_mail(to: str, *, message_id: str) -> None:
+        sent.append((to, message_id))
+
+    names |= {"bank": Bank(), "send_mail": send_mail}
+
+    async def node(_: State, config: RunnableConfig) -> State:
+        assert await names["pay"]({"amount": 7}, config) == {"charge": 7}
+        await names["notify"]({"customers": ["ada", "bob"]}, config)
+        return {"seen": []}
+
+    await stage.run(one_node(node), 5, {"seen": []})
+
+    assert len(paid) == 1
+    assert [to for to, _ in sent] == ["ada", "bob"]
+    assert len({key for _, key in sent}) == 2
+    assert "look_up=ask" in ask
+
+
+async def test_the_pages_ways_of_settling_a_doubt_work(stage):
+    """It is SQL on tickd's own table, and the table may change."""
+    stage.world.breaks["*"] = "after"
+    for name in ("done", "not done"):
+        with pytest.raises(ConnectionError):
+            await stage.run(one_node(charging(stage, name)), 5, {"seen": []})
+    (page,) = blocks(DOCS / "effects.md", "sql")
+    find, done, not_done = (part.strip() for part in page.split(";")[:3])
+
+    doubts = await (await stage.connection.execute(find)).fetchall()
+    keys = {name: str(key) for _, _, _, name, key, _, _ in doubts}
+    await stage.connection.execute(done.replace("…", keys["done"]))
+    await stage.connection.execute(not_done.replace("…", keys["not done"]))
+
+    assert await stage.effects() == [("done", 5, True, "by hand")]

@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests.cluster import server_binary
 from tests.database import Database
 from tests.fences import GRAPH, SPACE, THREAD, admit, config, connect, open_pool, prepare, rows, run, saver
+from tests.pages import DOCS, blocks
 from tickd.errors import DatabaseUnusable
 from tickd.guard import TABLES, guard_is_current, guard_was_removed, install_guard, remove_guard
 
@@ -365,3 +366,15 @@ async def test_a_dump_takes_the_guard_along(connection, dsn, database: Database)
             assert await refused(restored, "DELETE FROM checkpoints")
     finally:
         copy.close()
+
+
+async def test_the_pages_way_of_changing_rows_by_hand_works(connection):
+    """It is copied in a hurry, by somebody with a broken thread."""
+    (statement,) = blocks(DOCS / "fence.md", "sql")
+    before = await rows(connection)
+
+    await connection.execute(statement.replace("'restock_plan'", f"'{THREAD}'").replace("'1f1ec33f'", "''"))
+
+    kinds = {kind for kind, *_ in await rows(connection)}
+    assert kinds < {kind for kind, *_ in before}
+    assert "checkpoint" not in kinds
