@@ -53,7 +53,7 @@ class Retries(Keys):
     """How often a tick that failed is tried again, and after what wait."""
 
     attempts: Annotated[int, values.whole_number(least=1)] = Field(
-        description="Tries in all, the first one included."
+        description="How often a tick that failed is tried again."
     )
     backoff: Annotated[timedelta, values.duration(least=NEVER)] = Field(
         SECOND, description="The wait after the first failure; it doubles with each further one."

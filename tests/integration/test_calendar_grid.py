@@ -174,6 +174,16 @@ def test_where_cronsim_differs_is_known(name, expression, begin, missing, extra)
     assert extra is None or extra in {f"{time:%H:%M}" for time in other - ours}
 
 
+def test_cronsim_treats_a_fixed_time_with_a_second_like_a_wildcard():
+    """Here a zero in front changes nothing: the time in the gap still fires, once."""
+    begin = datetime(2026, 3, 8, tzinfo=UTC)
+    end = begin + timedelta(hours=12)
+    where = zone("America/New_York")
+    assert theirs(CronSim("0 30 2 * * *", begin.astimezone(where)), end) == []
+    expected = theirs(CronSim("30 2 * * *", begin.astimezone(where)), end)
+    assert list(series("0 30 2 * * *", zone_name="America/New_York").between(begin, end)) == expected != []
+
+
 def test_cronsim_alone_never_leaves_an_hour_of_chatham():
     """The reason why clock changes are not left to it: a replica would fire one tick for ever."""
     begin = datetime(2026, 4, 4, 13, tzinfo=UTC)
@@ -200,6 +210,16 @@ def test_croniter_differs_on_the_nights_of_the_change_and_nowhere_else(name):
                 else:
                     assert change.instant <= time < change.instant - change.by
                     assert parse_cron(expression).fixed
+
+
+def test_croniter_loses_minutes_of_chatham():
+    """Its clocks go from 03:45 back to 02:45; the second quarter of an hour is as real as the first."""
+    begin, end = datetime(2026, 4, 4, 13, 50, tzinfo=UTC), datetime(2026, 4, 4, 14, 20, tzinfo=UTC)
+    other = theirs(croniter("* 2 * * *", begin.astimezone(zone("Pacific/Chatham")), ret_type=datetime), end)
+    ours = list(series("* 2 * * *", zone_name="Pacific/Chatham").between(begin, end))
+    assert other == []
+    assert ours == walk("Pacific/Chatham", begin, end).fire_times("* 2 * * *")
+    assert len(ours) == 15
 
 
 @pytest.mark.parametrize("expression", ["0 9 */2 * 5", "0 9 13 * */2"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.replicas import ROOT
+from tests.sessions import Session, forget
 from tickd.cli import main
 
 
@@ -299,6 +301,32 @@ def test_the_schedule_is_found_in_the_environment_or_by_its_usual_name(directory
     assert {line["graph"] for line in lines(here("next", "--json"))} == {"b"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "graphs: {a: {graph: ./graphs.py:graph, cron: * * * * *}}\n",
+        "graphs: {a: {graph: ./graphs.py:graph, every: 1s, timezon: UTC}}\n",
+        "graphs: {a: {graph: ./graphs.py:graph, every: 1s}, a: {graph: ./graphs.py:graph, every: 1s}}\n",
+        "graphs: {a: {graph: ./graphs.py:nope, every: 1s}}\n",
+    ],
+)
+def test_a_replica_refuses_what_check_refuses(directory, text):
+    """One verdict: exit code 2, a line for people, and schedule.rejected for programs."""
+    file = write(directory, text)
+    fault = tickd("check", file, cwd=directory, code=2).stderr.split(": ", 1)[1].removeprefix("graph 'a': ")
+    done = tickd(
+        "run",
+        file,
+        "--json",
+        cwd=directory,
+        code=2,
+        TICKD_DATABASE_URL="postgresql://tickd@127.0.0.1:1/tickd",
+    )
+    (rejected,) = [line for line in lines(done) if line["event"] == "schedule.rejected"]
+    assert fault.strip() in rejected["error"]
+    assert fault in done.stderr
+
+
 # next
 
 
@@ -517,6 +545,21 @@ def test_init_writes_a_schedule_that_is_right_and_names_its_schema(directory):
     ] == "# yaml-language-server: $schema=schedule.schema.json"
     assert json.loads((new / "schedule.schema.json").read_text())["title"] == "tickd schedule"
     assert lines(tickd("next", "schedule.yaml", "--json", "--count", "1", cwd=new))[0]["graph"] == "greeting"
+
+
+def test_dev_runs_what_init_writes_as_it_is(directory):
+    """From nothing to three replicas in two commands."""
+    new = directory / "new"
+    tickd("init", str(new), cwd=directory)
+    try:
+        with Session(new / "schedule.yaml") as session:
+            session.wait_for(" ran in ", timeout=60)
+            session.wait_for(" skipped: ")
+            session.signal(signal.SIGINT)
+            assert session.wait() == 0
+            assert session.stderr == []
+    finally:
+        forget(new)
 
 
 def test_init_overwrites_nothing(directory, here):

@@ -252,8 +252,8 @@ def test_zones_are_those_of_the_package_not_of_the_host(monkeypatch):
     """A host with older rules would fire at other instants than its neighbours."""
     monkeypatch.setattr("zoneinfo.TZPATH", ())
     ZoneInfo.clear_cache()
-    zone.cache_clear()
-    assert first(series("0 9 * * *", zone_name="Europe/Oslo"), "2026-05-04", 1) == "05-04T07:00"
+    oslo = zone.__wrapped__("Europe/Oslo")  # as if for the first time
+    assert instant("2026-05-04T07:00Z").astimezone(oslo).hour == 9
 
 
 def test_changes_of_the_clocks_are_found_with_what_they_do():
