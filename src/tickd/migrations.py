@@ -79,7 +79,7 @@ async def migrate(
     # An index is built when the last transaction that may not see it has ended, however long that takes.
     await connection.execute("SET lock_timeout = 0")
     with _told_what_to_grant():
-        before = await _versions(connection)
+        before = await read_versions(connection)
         if before.current or not await _come_to_turn(connection, stop, deadline):
             return before, before
         try:
@@ -87,7 +87,7 @@ async def migrate(
         finally:
             if not connection.closed:
                 await connection.execute(UNLOCK, [LOCK_KEY])
-        return before, await _versions(connection)
+        return before, await read_versions(connection)
 
 
 async def _come_to_turn(connection: AsyncConnection[Any], stop: Stop, deadline: float) -> bool:
@@ -145,14 +145,14 @@ async def _session(place: LockPlace) -> AsyncIterator[AsyncConnection[Any]]:
 
 async def _bring_up(connection: AsyncConnection[Any]) -> Versions:
     # Read again under the lock: another replica may have done it all while this one waited.
-    found = await _versions(connection)
+    found = await read_versions(connection)
     for version, step in enumerate(STEPS[found.ledger :], start=found.ledger + 1):
         text = resources.files("tickd").joinpath("sql", step).read_text(encoding="utf-8")
         async with connection.transaction():
             await connection.execute(text.encode())
             await connection.execute(NOTE_LEDGER_VERSION, [version])
     await AsyncPostgresSaver(connection).setup()
-    for schema, name in (await _versions(connection)).invalid_indexes:
+    for schema, name in (await read_versions(connection)).invalid_indexes:
         # Left by a setup() that was cut off; its IF NOT EXISTS passes over it for good.
         await connection.execute(
             sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(sql.Identifier(schema, name))
@@ -162,7 +162,9 @@ async def _bring_up(connection: AsyncConnection[Any]) -> Versions:
     return found
 
 
-async def _versions(connection: AsyncConnection[Any]) -> Versions:
+async def read_versions(connection: AsyncConnection[Any]) -> Versions:
+    """Return what the database has; the connection's rows are mappings from here on."""
+    connection.row_factory = dict_row
     ledger = await _value(connection, LEDGER_VERSION) if await _value(connection, LEDGER_PRESENT) else 0
     saver = await _value(connection, SAVER_VERSION) if await _value(connection, SAVER_PRESENT) else -1
     guarded = await guard_is_current(connection) or await guard_was_removed(connection)

@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from tickd.cli import dev, foreground, operate, replica, schedule
+from tickd.cli import dev, doctor, foreground, operate, replica, schedule
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -25,6 +25,7 @@ dev.register(app)
 schedule.register(app)
 operate.register(app)
 foreground.register(app)
+doctor.register(app)
 
 
 def main() -> None:
