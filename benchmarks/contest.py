@@ -68,14 +68,15 @@ class Contest:
         self._home = Path(tempfile.mkdtemp(prefix=f"bench-{workload.letter}-{contender.name}-"))
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> dict[str, Any]:
-        """Return the figures."""
-        database = self._server.new_database()
+    def run(self, given: Database | None) -> dict[str, Any]:
+        """Return the figures, on a new database or on one that is given."""
+        database = given or self._server.new_database()
         try:
             return self._measured(database)
         finally:
             self._kill()
-            database.drop()
+            if given is None:
+                database.drop()
             if not self._keep:
                 shutil.rmtree(self._home)
 
@@ -242,14 +243,16 @@ def _sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.time()))
 
 
-def run_contest(server: Server, name: str, workload: Workload, *, keep: bool = False) -> dict[str, Any]:
+def run_contest(
+    server: Server, name: str, workload: Workload, *, keep: bool = False, database: Database | None = None
+) -> dict[str, Any]:
     """Run one contender on one workload and return the figures, ready for JSON.
 
     A peer that does not get through a workload has said something, too: its row is the reason.
     """
     contender = CONTENDERS[name]
     try:
-        return Contest(server, contender, workload, keep=keep).run()
+        return Contest(server, contender, workload, keep=keep).run(database)
     except Failed as error:
         if not contender.peer:
             raise

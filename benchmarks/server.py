@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any, Self
@@ -9,7 +10,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from tests.cluster import Cluster
+from tests.cluster import Cluster, server_binary
 
 
 # Durability as shipped: a commit waits for the disk, since that is part of every ratio that is published.
@@ -162,6 +163,14 @@ class ConnectionSampler:
             while not self._stop.wait(SAMPLE_SECONDS):
                 row = connection.execute(BACKENDS, [self._database.name]).fetchone()
                 self.most = max(self.most, row[0] if row else 0)
+
+
+def server_version() -> str:
+    """Return the version of the server's program."""
+    told = subprocess.run(
+        [server_binary("postgres"), "--version"], check=True, capture_output=True, text=True
+    )
+    return told.stdout.split()[2]
 
 
 def tree_cpu_seconds(pid: int) -> float:

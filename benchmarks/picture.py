@@ -1,0 +1,42 @@
+"""The picture: how late each contender starts its tasks, on the workloads that all of them run."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+from benchmarks.page import NAMES, Results
+
+
+mpl.use("svg")
+from matplotlib import pyplot as plt  # the back end has to be chosen first
+
+
+TITLES = {"A": "A: one graph a second", "B": "B: 200 due at once", "C": "C: 2,000 due at once"}
+
+
+def draw(results: Results, path: Path) -> None:
+    """Draw p50 to p99 of every contender, one panel per workload, and write it as SVG; the same bytes for the same figures."""
+    letters = [letter for letter in TITLES if letter in results.letters()]
+    plt.rcParams.update({"svg.hashsalt": "tickd", "svg.fonttype": "none", "font.size": 9})
+    figure, panels = plt.subplots(
+        1, len(letters), figsize=(3.6 * len(letters), 2.6), squeeze=False, sharey=True
+    )
+    for panel, letter in zip(panels[0], letters, strict=True):
+        rows = {
+            name: f["late_ms"]
+            for name, f in results.contests(letter).items()
+            if f.get("late_ms", {}).get("p50")
+        }
+        heights = [list(NAMES).index(name) for name in rows]
+        panel.hlines(
+            heights, [late["p50"] for late in rows.values()], [late["p99"] for late in rows.values()], lw=2
+        )
+        panel.plot([late["p50"] for late in rows.values()], heights, "o", label="p50")
+        panel.plot([late["p99"] for late in rows.values()], heights, "|", label="p99")
+        panel.set(xscale="log", title=TITLES[letter], xlabel="ms after the fire time")
+        panel.set_yticks(range(len(NAMES)), [name.strip("*") for name in NAMES.values()])
+        panel.set_ylim(len(NAMES) - 0.5, -0.5)
+        panel.grid(axis="x", which="both", alpha=0.3)
+    panels[0][0].legend(loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
