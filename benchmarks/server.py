@@ -42,10 +42,10 @@ SELECT (SELECT coalesce(sum(calls), 0) FROM pg_stat_statements AS s JOIN pg_data
        (SELECT xact_commit FROM pg_stat_database WHERE datname = %(name)s),
        pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')
 """
-STATEMENTS = """
-SELECT calls, total_exec_time / 1000 AS seconds, mean_exec_time AS mean_ms, rows, left(query, 200) AS query
+STATEMENTS = r"""
+SELECT calls, round(mean_exec_time::numeric, 3)::float8 AS mean_ms, left(regexp_replace(query, '\s+', ' ', 'g'), 80) AS query
 FROM pg_stat_statements AS s JOIN pg_database AS d ON d.oid = s.dbid
-WHERE d.datname = %s ORDER BY calls DESC LIMIT 25
+WHERE d.datname = %s ORDER BY calls DESC LIMIT 12
 """
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 

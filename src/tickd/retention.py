@@ -17,12 +17,14 @@ BATCH = 500
 # Rows of ticks are also what keeps a late replica from running one again; they outlive every grace and catch-up.
 LEAST_TICKS = timedelta(hours=1)
 
+# All of these ask for statement_timestamp(). clock_timestamp() moves on while a statement runs, so against it Postgres
+# compares every row of the graph, instead of stopping in the index where the old ones end.
 FORGET_THREADS = """
 DELETE FROM tickd.threads
 WHERE thread_id IN (
     SELECT old.thread_id
     FROM tickd.threads AS old
-    WHERE old.space = %(space)s AND old.graph = %(graph)s AND old.held_at < clock_timestamp() - %(keep)s::interval
+    WHERE old.space = %(space)s AND old.graph = %(graph)s AND old.held_at < statement_timestamp() - %(keep)s::interval
       AND NOT EXISTS (
         SELECT FROM tickd.ticks AS t
         WHERE t.space = old.space AND t.graph = old.graph AND t.thread_id = old.thread_id
@@ -44,7 +46,7 @@ DELETE FROM tickd.ticks
 WHERE (space, graph, fire_time) IN (
     SELECT space, graph, fire_time
     FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND fire_time < clock_timestamp() - %(keep)s::interval
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time < statement_timestamp() - %(keep)s::interval
       AND outcome IS NOT NULL AND outcome NOT IN ('handed_off', 'interrupted')
     ORDER BY fire_time
     LIMIT %(batch)s
@@ -57,7 +59,7 @@ DELETE FROM tickd.effects
 WHERE (space, key) IN (
     SELECT e.space, e.key
     FROM tickd.effects AS e
-    WHERE e.space = %(space)s AND e.graph = %(graph)s AND e.fire_time < clock_timestamp() - %(keep)s::interval
+    WHERE e.space = %(space)s AND e.graph = %(graph)s AND e.fire_time < statement_timestamp() - %(keep)s::interval
       AND NOT EXISTS (
         SELECT FROM tickd.ticks AS t
         WHERE t.space = e.space AND t.graph = e.graph AND t.fire_time = e.fire_time
