@@ -112,13 +112,18 @@ async def _made(found: Any, stack: AsyncExitStack) -> Any:
 
 def _arguments(factory: Callable[..., Any]) -> list[Any]:
     """Return the arguments of a factory: none, or an empty config where it asks for one, as LangGraph's own server does."""
-    required = [
-        parameter
-        for parameter in inspect.signature(factory).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return [{"configurable": {}}] if len(required) == 1 else []
+    return [{"configurable": {}}] if _needs(factory) == 1 else []
+
+
+def _needs(factory: Callable[..., Any]) -> int:
+    """Return how many arguments a factory has to be given; 0 for one that does not say, like some built-in functions."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:
+        return 0
+    return sum(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+    )
 
 
 def _refuse_what_cannot_run(name: str, reference: str, found: Any) -> None:
@@ -129,10 +134,7 @@ def _refuse_what_cannot_run(name: str, reference: str, found: Any) -> None:
             f"graph {name}: {reference} is {'a class' if inspect.isclass(found) else f'of type {type(found).__name__}'}; "
             "expected a compiled graph, a StateGraph, or a function that makes one"
         )
-    if len(_arguments(found)) == 0 and any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in inspect.signature(found).parameters.values()
-    ):
+    if _needs(found) > 1:
         raise Unusable(
             f"graph {name}: the factory {reference} needs several arguments; it may take none, or one config"
         )
