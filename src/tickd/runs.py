@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -181,11 +181,11 @@ class Run:
         except BaseException as error:  # noqa: BLE001  # a graph may raise anything, and it is the tick's outcome
             end = RunEnd(EndKind.RAISED, 0, error=error)
         while pending := [thread for thread in tuple(self._threads) if not thread.done()]:
-            try:
-                await asyncio.wait([asyncio.wrap_future(thread) for thread in pending])
-            except asyncio.CancelledError:
-                # Cancelled again while a thread is still writing: the run has not ended before the thread has.
-                continue
+            # Cancelled again while a thread is still writing: the run has not ended before the thread has. What it raises
+            # after all is nobody's news.
+            ended = asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(ended)
         self._main.call_soon_threadsafe(_resolve, self.ended, end)
 
     async def _invoke(self, pool: AsyncConnectionPool[Any]) -> RunEnd:
@@ -302,8 +302,9 @@ class GraphThread:
             _NodeThreads(max_workers=4 * max_running + 4, thread_name_prefix="tickd-node")
         )
         self._loop.set_task_factory(_named_task)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tickd-graphs", daemon=True)
-        self._stack = AsyncExitStack()
+        self._thread = threading.Thread(target=self._run_loop, name="tickd-graphs", daemon=True)
+        self._closing = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
         self._pool: AsyncConnectionPool[Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -314,7 +315,7 @@ class GraphThread:
 
     async def load(self, references: Sequence[Reference], directory: Path) -> dict[str, LoadedGraph]:
         """Load every graph, on the loop where it will run; raises Unusable that names all that cannot be loaded."""
-        return await self._on_graph_loop(load_all(references, directory, self._stack))
+        return await self._on_graph_loop(self._load(references, directory))
 
     def run(self, order: RunOrder, *, in_doubt: Callable[[], bool]) -> Run:
         """Start a run and return its handle at once; `in_doubt` says whether there is unread news about its hold."""
@@ -325,10 +326,12 @@ class GraphThread:
 
     async def close(self) -> None:
         """Close the pool and what the graphs' factories hold open, and end the thread."""
-        await self._on_graph_loop(self._close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        await asyncio.to_thread(self._thread.join)
-        self._loop.close()
+        try:
+            await self._on_graph_loop(self._close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
+            self._loop.close()
 
     async def answer(self) -> None:
         """Return when the graph loop has come round: at once, unless a graph blocks it."""
@@ -338,6 +341,16 @@ class GraphThread:
         """Return the graph whose task is on the graph loop at this moment, seen from another thread."""
         task = asyncio.tasks._current_tasks.get(self._loop)  # type: ignore[attr-defined]  # noqa: SLF001  # current_task() refuses to be asked from outside
         return None if task is None else task.get_name()
+
+    def _run_loop(self) -> None:
+        """Run the graph loop until it is stopped."""
+        while True:
+            try:
+                return self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # These two, and no other, leave the loop as well as the task of the node that raised them. The task has
+                # ended with it, and the other runs must not end with the loop.
+                continue
 
     def _begin(self, run: Run) -> None:
         assert self._pool is not None  # noqa: S101  # runs are started after start()
@@ -368,10 +381,33 @@ class GraphThread:
             "prepare_threshold": None if self._through_pooler else 0,
         }
 
+    async def _load(self, references: Sequence[Reference], directory: Path) -> dict[str, LoadedGraph]:
+        loaded: asyncio.Future[dict[str, LoadedGraph]] = self._loop.create_future()
+        self._keepers.append(self._loop.create_task(self._keep(references, directory, loaded)))
+        return await loaded
+
+    async def _keep(
+        self,
+        references: Sequence[Reference],
+        directory: Path,
+        loaded: asyncio.Future[dict[str, LoadedGraph]],
+    ) -> None:
+        """Hold open what factories opened until the close: the task that entered an anyio scope has to leave it."""
+        async with AsyncExitStack() as stack:
+            try:
+                loaded.set_result(await load_all(references, directory, stack))
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits for the graphs
+                loaded.set_exception(error)
+                return
+            await self._closing.wait()
+
     async def _close(self) -> None:
-        await self._stack.aclose()
-        if self._pool is not None:
-            await self._pool.close()
+        self._closing.set()
+        try:
+            await asyncio.gather(*self._keepers)
+        finally:
+            if self._pool is not None:
+                await self._pool.close()
 
     async def _on_graph_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))

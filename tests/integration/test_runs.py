@@ -1,0 +1,501 @@
+"""Runs on the graph thread: how each of them ends, and that it has really ended when it says so."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+from psycopg_pool import PoolTimeout
+
+from tests.lock_sessions import place_of
+from tests.onlooker import Onlooker
+from tickd.errors import Unusable
+from tickd.graphs import LoadedGraph, Reference
+from tickd.runs import CutOff, EndKind, GraphThread, PoolSize, Run, RunEnd, RunOrder
+from tickd.tick import Tick, run_id
+
+
+pytestmark = pytest.mark.migrated
+
+TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
+Start = Callable[..., Run]
+
+
+class State(TypedDict, total=False):
+    """What the nodes leave behind."""
+
+    done: Annotated[list[str], lambda old, new: old + new]
+    answer: str
+
+
+def graph_of(**nodes: Any) -> "StateGraph[Any]":
+    """Return a graph that runs these nodes one after the other."""
+    builder = StateGraph(State)
+    before = START
+    for name, node in nodes.items():
+        builder.add_node(name, node)
+        builder.add_edge(before, name)
+        before = name
+    builder.add_edge(before, END)
+    return builder
+
+
+def step(name: str) -> Any:
+    """Return a node that notes that it ran."""
+
+    async def node(_: State) -> State:
+        return {"done": [name]}
+
+    return node
+
+
+class Gate:
+    """A node stands here: the test waits until it has come, and lets it go on."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.open = threading.Event()
+        self.left = threading.Event()
+        self.error: Exception | None = None
+
+    def stand(self) -> None:
+        """Come, wait until the gate is open, and leave."""
+        self.came.set()
+        try:
+            assert self.open.wait(20)
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.left.set()
+
+    def sync_node(self, _: State) -> State:
+        """Stand here in a thread, where no cancellation reaches it."""
+        self.stand()
+        return {"done": ["sync"]}
+
+    async def blocking_node(self, _: State) -> State:
+        """Stand here on the graph loop itself."""
+        self.stand()
+        return {"done": ["blocking"]}
+
+    async def node(self, _: State) -> State:
+        """Stand here as a well-behaved node does."""
+        self.came.set()
+        await asyncio.Event().wait()
+        return {}
+
+    async def arrive(self) -> None:
+        """Wait until the node has come."""
+        assert await asyncio.to_thread(self.came.wait, 10)
+
+
+@pytest.fixture
+def gate():
+    """A gate that is open at the end, whatever the test did."""
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@asynccontextmanager
+async def graph_thread(dsn: str) -> AsyncIterator[GraphThread]:
+    """Start a graph thread with a pool of two connections, and close it in the end."""
+    thread = GraphThread(
+        place_of(dsn).dsn,
+        replica="a",
+        size=PoolSize(1, 2, timedelta(milliseconds=400)),
+        through_pooler=False,
+        max_running=4,
+    )
+    await thread.start()
+    try:
+        yield thread
+    finally:
+        await thread.close()
+
+
+@pytest.fixture
+async def graphs(dsn: str) -> AsyncIterator[GraphThread]:
+    """A graph thread."""
+    async with graph_thread(dsn) as thread:
+        yield thread
+
+
+@pytest.fixture
+def start(graphs: GraphThread) -> Start:
+    """Starts a run of a graph."""
+
+    def start(
+        builder: "StateGraph[Any]",
+        *,
+        second: int = 0,
+        name: str = "restock_plan",
+        resume: bool = False,
+        make_input: Any = None,
+        in_doubt: Callable[[], bool] = lambda: False,
+        **compile_options: Any,
+    ) -> Run:
+        tick = Tick(name, TEN + timedelta(seconds=second))
+        order = RunOrder(
+            loaded=LoadedGraph(name, builder.compile(**compile_options), make_input, ()),
+            tick=tick,
+            thread_id=str(tick),
+            run_id=run_id(tick),
+            space=7301,
+            token=1,
+            input={"done": []},
+            context=None,
+            config={
+                "configurable": {"thread_id": str(tick), "run_id": str(run_id(tick))},
+                "run_id": run_id(tick),
+                "metadata": {"tickd_graph": name},
+            },
+            durability="sync",
+            resume=resume,
+        )
+        return graphs.run(order, in_doubt=in_doubt)
+
+    return start
+
+
+async def end_of(run: Run, seconds: float = 10) -> RunEnd:
+    """Return the run's end."""
+    async with asyncio.timeout(seconds):
+        return await asyncio.shield(run.ended)
+
+
+async def test_a_run_that_comes_to_its_end_has_finished(start: Start, onlooker: Onlooker):
+    """Its checkpoints are on the thread of the tick."""
+    end = await end_of(start(graph_of(one=step("one"), two=step("two"))))
+
+    assert end == RunEnd(EndKind.FINISHED, 2)
+    assert onlooker.rows("SELECT DISTINCT thread_id FROM checkpoints") == [
+        ("restock_plan/2026-05-04T10:00:00Z",)
+    ]
+
+
+async def test_each_tick_has_a_thread_of_its_own(start: Start, onlooker: Onlooker):
+    """D6: on one thread the states would pile up."""
+    for second in range(3):
+        await end_of(start(graph_of(one=step("one")), second=second))
+
+    finals = onlooker.rows(
+        "SELECT DISTINCT ON (thread_id) checkpoint -> 'channel_versions' IS NOT NULL, metadata ->> 'step'"
+        " FROM checkpoints ORDER BY thread_id, checkpoint_id DESC"
+    )
+    assert finals == [(True, "1")] * 3
+
+
+class OddError(BaseException):
+    """Not an Exception."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no feed"), OddError(), SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_whatever_a_node_raises_is_the_end_of_its_run_only(
+    start: Start, error: BaseException, kind: str
+):
+    """A library that calls sys.exit() must not take the graph loop, and with it every other run, along."""
+
+    def fail(_: State) -> State:
+        raise error
+
+    async def fail_async(_: State) -> State:
+        raise error
+
+    end = await end_of(start(graph_of(one=fail if kind == "sync" else fail_async)))
+
+    assert end.kind is EndKind.RAISED
+    assert type(end.error) is type(error)
+    assert (await end_of(start(graph_of(one=step("one")), second=1))).kind is EndKind.FINISHED
+
+
+async def test_a_cancelled_run_ends_where_it_stands(start: Start, gate: Gate):
+    """A time-out, or a hold that was lost."""
+    run = start(graph_of(one=gate.node, two=step("two")))
+    await gate.arrive()
+
+    run.cancel()
+
+    assert await end_of(run) == RunEnd(EndKind.CANCELLED, 0)
+
+
+async def test_a_run_cancelled_before_it_began_does_nothing(start: Start, onlooker: Onlooker, gate: Gate):
+    """The graph loop may be busy, and the stop be quicker."""
+    blocking = start(graph_of(one=gate.blocking_node))
+    await gate.arrive()
+    run = start(graph_of(one=step("one")), second=1)
+    run.cancel()
+    gate.open.set()
+
+    assert (await end_of(run)).kind is EndKind.CANCELLED
+    await end_of(blocking)
+    assert onlooker.value("SELECT count(*) FROM checkpoints WHERE thread_id LIKE '%%:01Z'") == 0
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_the_graphs_own_failure(start: Start):
+    """A node may cancel itself, and that is no shutdown."""
+
+    async def node(_: State) -> State:
+        raise asyncio.CancelledError
+
+    assert (await end_of(start(graph_of(one=node)))).kind is EndKind.RAISED
+
+
+async def test_a_node_that_swallows_its_cancellation_is_asked_again(start: Start, gate: Gate):
+    """Stubborn, not deaf: each request is a new cancellation."""
+    swallowed = threading.Event()
+
+    async def stubborn(_: State) -> State:
+        gate.came.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.Event().wait()
+        return {}
+
+    run = start(graph_of(one=stubborn))
+    await gate.arrive()
+    run.cancel()
+    assert await asyncio.to_thread(swallowed.wait, 10)
+    assert not run.ended.done()
+
+    run.cancel()
+
+    assert (await end_of(run)).kind is EndKind.CANCELLED
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("too late")])
+async def test_a_run_has_not_ended_before_the_thread_of_its_sync_node_has(
+    start: Start, gate: Gate, error: Exception | None, caplog: pytest.LogCaptureFixture
+):
+    """D12: a cancelled ainvoke returns at once while the thread goes on writing; the hold has to outlast it."""
+    gate.error = error
+    run = start(graph_of(one=gate.sync_node, two=step("two")))
+    await gate.arrive()
+    assert run.threads == 1
+
+    run.cancel()
+    run.cancel()
+    done, _ = await asyncio.wait({run.ended}, timeout=0.3)
+    assert not done
+    assert run.threads == 1
+    gate.open.set()
+
+    assert await end_of(run) == RunEnd(EndKind.CANCELLED, 0)
+    assert gate.left.is_set()
+    assert run.threads == 0
+    # Nor is what the thread raised after all reported as an error that nobody has fetched.
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_threads_belong_to_the_run_that_started_them(start: Start, gate: Gate):
+    """Another graph's slow thread must not keep this one's hold."""
+    slow = start(graph_of(one=gate.sync_node))
+    await gate.arrive()
+
+    quick = start(graph_of(one=lambda _: {"done": ["x"]}), second=1, name="pack_audit")
+
+    assert (await end_of(quick)).kind is EndKind.FINISHED
+    assert (slow.threads, quick.threads) == (1, 0)
+    gate.open.set()
+    await end_of(slow)
+
+
+async def test_a_graph_that_blocks_the_graph_loop_blocks_nothing_else(
+    start: Start, graphs: GraphThread, gate: Gate
+):
+    """B6: timer and holds are on another loop, which can say who it is that blocks."""
+    run = start(graph_of(one=gate.blocking_node))
+    await gate.arrive()
+
+    assert graphs.current_graph() == "restock_plan"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await graphs.answer()
+    gate.open.set()
+    async with asyncio.timeout(10):
+        await graphs.answer()
+
+    assert (await end_of(run)).kind is EndKind.FINISHED
+
+
+async def test_a_drained_run_stops_at_the_next_step_and_goes_on_from_there(start: Start, gate: Gate):
+    """The node that is at work comes to its end, the next one is another replica's."""
+    ran: list[str] = []
+
+    def note(name: str) -> Any:
+        def node(_: State) -> State:
+            ran.append(name)
+            return {"done": [name]}
+
+        return node
+
+    nodes = {"one": gate.sync_node, "two": note("two"), "three": note("three")}
+    run = start(graph_of(**nodes))
+    await gate.arrive()
+    run.drain("shutdown")
+    gate.open.set()
+
+    assert await end_of(run) == RunEnd(EndKind.DRAINED, 1, next_nodes=("two",))
+    assert ran == []
+
+    gate.came.clear()
+    assert (await end_of(start(graph_of(**nodes), resume=True))).kind is EndKind.FINISHED
+    assert ran == ["two", "three"]
+    assert not gate.came.is_set()
+
+
+async def test_a_run_without_a_checkpoint_of_its_own_starts_from_its_input(start: Start):
+    """The first holder may have died before anything was written."""
+    end = await end_of(start(graph_of(one=step("one")), resume=True))
+
+    assert end == RunEnd(EndKind.FINISHED, 1)
+
+
+async def test_a_graph_that_asks_is_interrupted(start: Start):
+    """D8: interrupt() returns like success, and what it asks is in the line."""
+
+    async def ask(_: State) -> State:
+        return {"answer": interrupt({"approve": "12 orders?"})}
+
+    end = await end_of(start(graph_of(one=ask, two=step("two"))))
+
+    assert (end.kind, end.interrupts) == (EndKind.INTERRUPTED, ({"approve": "12 orders?"},))
+
+
+async def test_a_breakpoint_is_an_interruption_too(start: Start):
+    """Set at compile time, it ends the run like success, and only the state tells."""
+    graph = graph_of(one=step("one"), two=step("two"))
+
+    end = await end_of(start(graph, interrupt_before=["two"]))
+
+    assert (end.kind, end.interrupts) == (EndKind.INTERRUPTED, ("before two",))
+    whole = await end_of(start(graph, second=1, interrupt_after=["two"]))
+    assert whole.kind is EndKind.FINISHED
+
+
+async def test_a_run_that_is_cut_off_writes_nothing_more(start: Start, onlooker: Onlooker, gate: Gate):
+    """Its hold is gone: from that moment no checkpoint lands and no further node starts."""
+    ran = threading.Event()
+
+    def two(_: State) -> State:
+        ran.set()
+        return {}
+
+    run = start(graph_of(one=gate.sync_node, two=two))
+    await gate.arrive()
+    run.cut_off("the lock was lost")
+    written = (
+        onlooker.value("SELECT count(*) FROM checkpoints"),
+        onlooker.value("SELECT count(*) FROM checkpoint_writes"),
+    )
+    gate.open.set()
+
+    end = await end_of(run)
+
+    assert isinstance(end.error, CutOff)
+    assert not ran.is_set()
+    assert written == (
+        onlooker.value("SELECT count(*) FROM checkpoints"),
+        onlooker.value("SELECT count(*) FROM checkpoint_writes"),
+    )
+
+
+async def test_while_news_of_the_hold_is_unread_no_step_begins(start: Start):
+    """The news may be that the hold is lost; whoever reads it says so, or the doubt is over."""
+    doubt = threading.Event()
+    doubt.set()
+    run = start(graph_of(one=step("one")), in_doubt=doubt.is_set)
+    done, _ = await asyncio.wait({run.ended}, timeout=0.2)
+    assert not done
+
+    doubt.clear()
+
+    assert (await end_of(run)).kind is EndKind.FINISHED
+
+
+async def test_an_input_is_made_from_the_tick(start: Start):
+    """By a function or a coroutine function; what it raises is the run's failure."""
+
+    async def made(tick: Tick) -> State:
+        return {"answer": str(tick)}
+
+    def fails(_: Tick) -> State:
+        raise ValueError("no stock")
+
+    async def node(state: State) -> State:
+        return {"done": [state["answer"]]}
+
+    assert (await end_of(start(graph_of(one=node), make_input=made))).kind is EndKind.FINISHED
+    assert (
+        await end_of(start(graph_of(one=node), second=1, make_input=lambda tick: {"answer": str(tick)}))
+    ).kind is EndKind.FINISHED
+    end = await end_of(start(graph_of(one=node), second=2, make_input=fails))
+    assert (end.kind, str(end.error)) == (EndKind.RAISED, "no stock")
+
+
+async def test_a_pool_without_a_connection_fails_the_run_and_not_the_next(start: Start, onlooker: Onlooker):
+    """D5: everybody waits for a connection only so long, and says how long that was."""
+    with onlooker.connection.transaction():
+        onlooker.connection.execute("LOCK TABLE checkpoints")
+        holding = [start(graph_of(one=step("one")), second=second) for second in range(2)]
+        await onlooker.until(lambda: onlooker.value("SELECT count(*) = 2 FROM pg_locks WHERE NOT granted"))
+        starved = await end_of(start(graph_of(one=step("one")), second=2))
+
+    assert starved.kind is EndKind.RAISED
+    assert isinstance(starved.error, PoolTimeout)
+    assert "couldn't get a connection after 0.40 sec" in str(starved.error)
+    assert [(await end_of(run)).kind for run in holding] == [EndKind.FINISHED] * 2
+    assert (await end_of(start(graph_of(one=step("one")), second=3))).kind is EndKind.FINISHED
+
+
+SHOP = """
+import anyio
+from contextlib import asynccontextmanager
+from tests.integration.test_runs import graph_of, step
+
+@asynccontextmanager
+async def graph():
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep_forever)
+        yield graph_of(one=step("one"))
+        group.cancel_scope.cancel()
+"""
+
+
+async def test_what_a_factory_opened_is_closed_by_the_task_that_opened_it(dsn: str, tmp_path: Path):
+    """Clients built on anyio (MCP sessions among them) refuse to be left by another task than the one that entered."""
+    (tmp_path / "shop.py").write_text(SHOP)
+
+    async with graph_thread(dsn) as graphs:
+        loaded = await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
+
+        assert loaded["restock_plan"].name == "restock_plan"
+
+
+async def test_a_graph_that_cannot_be_loaded_leaves_nothing_open(dsn: str, tmp_path: Path):
+    """The refusal comes out of load(), and the thread can be closed as ever."""
+    (tmp_path / "shop.py").write_text("graph = None")
+
+    async with graph_thread(dsn) as graphs:
+        with pytest.raises(Unusable, match="is of type NoneType"):
+            await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
+
+
+async def test_after_the_close_nothing_is_left(dsn: str, onlooker: Onlooker):
+    """Neither a thread nor a connection."""
+    async with graph_thread(dsn):
+        await onlooker.until(lambda: onlooker.sessions("tickd/a"))
+        assert [thread for thread in threading.enumerate() if thread.name == "tickd-graphs"]
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "tickd-graphs"]
+    await onlooker.until(lambda: not onlooker.sessions("tickd/a"))
