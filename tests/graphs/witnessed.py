@@ -77,7 +77,7 @@ def _write(statement: LiteralString, values: dict[str, Any]) -> tuple[Any, ...]:
     with _turn:
         for _ in range(2):
             if _connection is None or _connection.closed:
-                _connection = psycopg.connect(os.environ["WITNESS_DSN"], autocommit=True)
+                _connection = _connect()
             try:
                 cursor = _connection.execute(statement, values)
             except psycopg.OperationalError:
@@ -86,6 +86,18 @@ def _write(statement: LiteralString, values: dict[str, Any]) -> tuple[Any, ...]:
                 continue
             return cursor.fetchone() or () if cursor.description else ()
         raise RuntimeError("the witness cannot write")
+
+
+def _connect() -> psycopg.Connection:
+    # Where slots run out, whoever is still proving a password has one, even of those reserved for superusers.
+    for _ in range(100):
+        try:
+            return psycopg.connect(os.environ["WITNESS_DSN"], autocommit=True)
+        except psycopg.OperationalError as error:
+            if "too many clients" not in str(error):
+                raise
+            threading.Event().wait(0.05)
+    raise RuntimeError("no slot for the witness")
 
 
 @atexit.register
