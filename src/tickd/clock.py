@@ -5,11 +5,9 @@ its monotonic clock in between, so that a step of the host's clock moves nothing
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
-
-from psycopg import AsyncConnection
-from psycopg.rows import tuple_row
+from typing import Any, LiteralString
 
 
 # The first eight digits of a WAL file's name are the timeline, which a promotion to primary makes grow.
@@ -35,20 +33,19 @@ class DatabaseClock:
         """Return how far this host's clock is ahead of the database's (negative: behind)."""
         return datetime.now(UTC) - self.now()  # noqa: TID251  # comparing the two clocks is this module's work
 
-    async def measure(self, connection: AsyncConnection[Any]) -> None:
+    async def measure(self, fetch: Callable[[LiteralString], Awaitable[Any]]) -> None:
         """Ask the database a few times and keep the quickest answer, taken for the middle of its round trip.
 
-        The server's timeline comes with it: `timeline` is the newest that was ever seen, and a lock taken on an older
+        `fetch` returns a statement's first row. The server's timeline comes with it: `timeline` is the newest that was ever seen, and a lock taken on an older
         one is on a server that is the primary no more.
         """
         quickest = float("inf")
         for _ in range(SAMPLES):
             sent = time.monotonic()
-            async with connection.cursor(row_factory=tuple_row) as cursor:
-                row = await (await cursor.execute(READ_CLOCK)).fetchone()
+            row = await fetch(READ_CLOCK)
             took = time.monotonic() - sent
             if took < quickest:
                 quickest = took
-                instant, timeline = row  # type: ignore[misc]  # one row, always
+                instant, timeline = row
                 self._instant, self._monotonic = instant.astimezone(UTC), sent + took / 2
                 self.timeline = max(self.timeline, timeline)

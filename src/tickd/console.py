@@ -266,6 +266,7 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "database.unreachable": lambda _: "database unreachable",
     "database.reachable": lambda _: "database reachable again",
     "database.migrated": lambda _: "tables created or updated",
+    "database.failed_over": lambda _: "another server is the primary now",
     "retention.swept": lambda _: "removed what is older than its keep",
     "library.message": library_message,
 }

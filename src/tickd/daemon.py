@@ -9,8 +9,6 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from psycopg_pool import AsyncConnectionPool
-
 from tickd.absence import Absence, account_for_absence
 from tickd.backlog import Backlog
 from tickd.clock import DatabaseClock
@@ -23,6 +21,7 @@ from tickd.http import serving
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.policy import in_own_order
+from tickd.pool import Pool
 from tickd.runner import LEAD, Limits, Runner, Unreachable
 from tickd.runs import GraphThread, PoolSize
 from tickd.schedule import Schedule
@@ -138,7 +137,7 @@ class Daemon:
         backlog: Backlog,
         fleet: Fleet,
         graphs: GraphThread,
-        pool: AsyncConnectionPool[Any],
+        pool: Pool,
         *,
         after: datetime,
     ) -> int:
@@ -193,7 +192,7 @@ class Daemon:
             await self._drain(at_work)
         return 1 if runner.drain_ran_out or upkeep.failed else 0
 
-    async def _leave_word(self, pool: AsyncConnectionPool[Any]) -> None:
+    async def _leave_word(self, pool: Pool) -> None:
         """Note to the moment how far this replica has fired, for the first to start should this be the last to stop."""
         try:
             async with pool.connection() as connection:
@@ -249,7 +248,7 @@ class Daemon:
         ]
 
     @asynccontextmanager
-    async def _ledger_pool(self) -> AsyncIterator[AsyncConnectionPool[Any]]:
+    async def _ledger_pool(self) -> AsyncIterator[Pool]:
         """Two connections at most on the main loop, for looks and sweeps: never starved by what graphs do with theirs."""
 
         async def parameters() -> dict[str, Any]:
@@ -260,14 +259,14 @@ class Daemon:
                 "prepare_threshold": None if self._through_pooler else 5,
             }
 
-        pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
-            kwargs=parameters,
-            min_size=1,
-            max_size=2,
-            timeout=self._settings.connect_timeout.total_seconds(),
-            check=AsyncConnectionPool.check_connection,
-            open=False,
-            name="tickd-ledger",
+        pool = Pool(
+            "tickd-ledger",
+            parameters,
+            minimum=1,
+            maximum=2,
+            patience=self._settings.connect_timeout,
+            check_within=self._settings.connect_timeout,
+            loan=self._place.answer_timeout,
         )
         await pool.open()
         try:
@@ -281,7 +280,10 @@ class Daemon:
             self._database,
             replica=self._place.replica,
             size=PoolSize(
-                self._settings.pool_min_size, self._settings.pool_max_size, self._settings.pool_timeout
+                self._settings.pool_min_size,
+                self._settings.pool_max_size,
+                self._settings.pool_timeout,
+                self._settings.connect_timeout,
             ),
             through_pooler=self._through_pooler,
             max_running=self._settings.max_running,

@@ -84,7 +84,7 @@ class DatabaseStart:
 
     async def _prepare(self, deadline: float) -> bool | None:
         async with closing(await open_session(self._place)) as session:
-            await self._clock.measure(session.connection)
+            await self._clock.measure(session.fetch)
             before, after = await migrate(session.connection, stop=self._stop, deadline=deadline)
         if self._stop.requested:
             return None

@@ -271,8 +271,13 @@ class LockSession:
 async def open_session(place: LockPlace) -> LockSession:
     """Open a fresh connection for locks; raises psycopg.OperationalError or TimeoutError when there is none to be had."""
     parameters = {**await place.dsn.connection_parameters(), **_session_parameters(place)}
-    async with asyncio.timeout(place.connect_timeout.total_seconds()):
-        connection = await AsyncConnection.connect(**parameters, autocommit=True)
+    try:
+        async with asyncio.timeout(place.connect_timeout.total_seconds()):
+            connection = await AsyncConnection.connect(**parameters, autocommit=True)
+    except TimeoutError:
+        raise TimeoutError(
+            f"no connection to {place.dsn.describe()} within {place.connect_timeout.total_seconds():g} s"
+        ) from None
     return LockSession(connection, place)
 
 

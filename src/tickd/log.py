@@ -45,6 +45,7 @@ EVENTS = TERMINAL_EVENTS | {
     "loop.blocked",
     "database.unreachable",
     "database.reachable",
+    "database.failed_over",
     "database.migrated",
     "retention.swept",
     "library.message",

@@ -11,9 +11,7 @@ returns at once while such a thread goes on writing, and the hold has to outlast
 import asyncio
 import contextvars
 import inspect
-import select
 import threading
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,21 +22,21 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import psycopg
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
-from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.dsn import Dsn
 from tickd.fence import FencedSaver
 from tickd.graphs import LoadedGraph, Reference, load_all
+from tickd.pool import Pool
 from tickd.tick import Tick
 
 
-ASK_AFTER_IDLE = 2.0
+# A connection that was in use so lately is lent without a round trip.
+TRUSTED_FOR = timedelta(seconds=2)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -89,6 +87,7 @@ class PoolSize:
     minimum: int = 1
     maximum: int = 10
     timeout: timedelta = timedelta(seconds=30)
+    check_within: timedelta = timedelta(seconds=5)
 
 
 _current_run: contextvars.ContextVar["Run | None"] = contextvars.ContextVar("tickd_run", default=None)
@@ -305,7 +304,8 @@ class GraphThread:
         self._thread = threading.Thread(target=self._run_loop, name="tickd-graphs", daemon=True)
         self._closing = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
-        self._pool: AsyncConnectionPool[Any] | None = None
+        self._pool: Pool | None = None
+        self._renewal: Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -333,6 +333,11 @@ class GraphThread:
             await asyncio.to_thread(self._thread.join)
             self._loop.close()
 
+    def renew_connections(self) -> None:
+        """Replace the pool's connections, each when it is idle: the database is another server now."""
+        assert self._pool is not None  # noqa: S101  # called after start()
+        self._renewal = asyncio.run_coroutine_threadsafe(self._pool.drain(), self._loop)
+
     async def answer(self) -> None:
         """Return when the graph loop has come round: at once, unless a graph blocks it."""
         await self._on_graph_loop(_nothing())
@@ -359,15 +364,14 @@ class GraphThread:
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> None:
-        self._pool = AsyncConnectionPool(
-            kwargs=self._connection_parameters,
-            min_size=self._size.minimum,
-            max_size=self._size.maximum,
-            timeout=self._size.timeout.total_seconds(),
-            check=_check_connection,
-            reset=_note_return,
-            open=False,
-            name="tickd-checkpoints",
+        self._pool = Pool(
+            "tickd-checkpoints",
+            self._connection_parameters,
+            minimum=self._size.minimum,
+            maximum=self._size.maximum,
+            patience=self._size.timeout,
+            check_within=self._size.check_within,
+            trusted_for=TRUSTED_FOR,
         )
         await self._pool.open()
 
@@ -411,24 +415,6 @@ class GraphThread:
 
     async def _on_graph_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-
-async def _note_return(connection: AsyncConnection[Any]) -> None:
-    connection.__dict__["tickd_returned"] = time.monotonic()
-
-
-async def _check_connection(connection: AsyncConnection[Any]) -> None:
-    """Refuse a connection that the server has ended; without this, each one fails a checkpoint after a restart.
-
-    An idle connection has nothing to say, so one that is readable has its end to tell: that costs no round trip. A link
-    that died without a word is only found by asking, which connections are spared that have just been in use.
-    """
-    poller = select.poll()
-    poller.register(connection.fileno(), select.POLLIN)
-    if poller.poll(0):
-        raise psycopg.OperationalError("the server has ended this connection")
-    if time.monotonic() - connection.__dict__.get("tickd_returned", 0.0) > ASK_AFTER_IDLE:
-        await AsyncConnectionPool.check_connection(connection)
 
 
 async def _nothing() -> None:

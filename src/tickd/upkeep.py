@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from psycopg_pool import AsyncConnectionPool
-
 from tickd import claim, fleet, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
@@ -21,6 +19,7 @@ from tickd.fleet import Fleet
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
 from tickd.policy import backoff
+from tickd.pool import Pool
 from tickd.retention import remove_old
 from tickd.runner import Unreachable
 from tickd.runs import GraphThread
@@ -49,7 +48,7 @@ class Upkeep:
     def __init__(  # noqa: PLR0913  # it is wired once, by the daemon
         self,
         *,
-        pool: AsyncConnectionPool[Any],
+        pool: Pool,
         graphs: GraphThread,
         place: LockPlace,
         clock: DatabaseClock,
@@ -249,15 +248,24 @@ class Upkeep:
             await asyncio.wait({hearing, stop})
 
     async def _measure(self) -> None:
-        before = self._clock.skew()
+        """Measure over a fresh connection, which meets the server that the address leads to now."""
+        before, timeline = self._clock.skew(), self._clock.timeline
         try:
-            async with self._pool.connection() as connection:
-                await self._clock.measure(connection)
+            async with closing(await open_session(self._place)) as session:
+                await self._clock.measure(session.fetch)
         except Unreachable:
             return  # the last measurement is carried on
+        if self._clock.timeline > timeline:
+            await self._follow_failover(timeline)
         if abs(self._clock.skew() - before) > timedelta(milliseconds=20):
             self._timer.follow_clock()
         self._note_skew()
+
+    async def _follow_failover(self, timeline: int) -> None:
+        """Leave the old server: the pools' connections to it may be healthy still. Holds on it end by their own watch."""
+        self._log.warning("database.failed_over", timeline=self._clock.timeline, old_timeline=timeline)
+        self._graphs.renew_connections()
+        await self._pool.drain()
 
     def _note_skew(self) -> None:
         """Warn when this host's clock crosses the limit, once per crossing."""

@@ -92,6 +92,7 @@ OTHERS = {
     "database.unreachable": "database unreachable",
     "database.reachable": "database reachable again",
     "database.migrated": "tables created or updated",
+    "database.failed_over": "another server is the primary now",
     "retention.swept": "removed what is older than its keep",
     "library.message": "a library: ",
 }

@@ -1,0 +1,116 @@
+"""The pool of connections that are not locks, which notices a link that has died without a word.
+
+A pooled connection may have been cut off while it lay idle, and nobody is told: the first statement on it would wait for
+as long as the kernel repeats its packets, a quarter of an hour. So a connection is checked before it is lent, with a
+time-out; and where statements are short, the loan has one as well.
+"""
+
+import asyncio
+import os
+import select
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+
+# For a host that has vanished: the client's kernel gives its connections up after some 25 seconds.
+KEEPALIVES: Mapping[str, Any] = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+
+
+class Pool(AsyncConnectionPool[Any]):
+    """A pool whose connections were alive a moment before they are lent.
+
+    `parameters` are asked for each new connection. `patience` bounds the wait for a connection, `check_within` the check
+    of one that lay idle for longer than `trusted_for`. `loan`, where given, bounds the time for which a connection is
+    lent: what is asked on it then fails as on a broken link.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Callable[[], Awaitable[Mapping[str, Any]]],
+        *,
+        minimum: int,
+        maximum: int,
+        patience: timedelta,
+        check_within: timedelta,
+        trusted_for: timedelta = timedelta(0),
+        loan: timedelta | None = None,
+    ) -> None:
+        async def connect_with() -> dict[str, Any]:
+            return {**KEEPALIVES, **await parameters()}
+
+        self._check_within = check_within
+        self._trusted_for = trusted_for.total_seconds()
+        self._loan = loan
+        self._returned: WeakKeyDictionary[AsyncConnection[Any], float] = WeakKeyDictionary()
+        super().__init__(
+            kwargs=connect_with,
+            min_size=minimum,
+            max_size=maximum,
+            timeout=patience.total_seconds(),
+            check=self._check_alive,
+            reset=self._note_return,
+            open=False,
+            name=name,
+        )
+
+    @asynccontextmanager
+    async def connection(self, timeout: float | None = None) -> AsyncIterator[AsyncConnection[Any]]:  # noqa: ASYNC109  # the pool's own signature
+        """Lend a connection, for as long as the loan may last."""
+        async with super().connection(timeout) as connection:
+            with _within(connection, self._loan):
+                yield connection
+
+    async def _check_alive(self, connection: AsyncConnection[Any]) -> None:
+        """Refuse a connection that has ended; without this, each one fails a checkpoint after a restart.
+
+        An idle connection has nothing to say, so one that is readable has its end to tell: that costs no round trip. A
+        link that died without a word is only found by asking, which connections are spared that have just been in use.
+        """
+        look = select.poll()
+        look.register(connection.fileno(), select.POLLIN)
+        if look.poll(0):
+            raise psycopg.OperationalError("the server has ended this connection")
+        if time.monotonic() - self._returned.get(connection, 0.0) > self._trusted_for:
+            with _within(connection, self._check_within):
+                await self.check_connection(connection)
+
+    async def _note_return(self, connection: AsyncConnection[Any]) -> None:
+        self._returned[connection] = time.monotonic()
+
+
+@contextmanager
+def _within(connection: AsyncConnection[Any], limit: timedelta | None) -> Iterator[None]:
+    """Shut the connection's socket down at the limit, which ends whatever is waited for on it at once.
+
+    To cancel the statement would not help: psycopg then asks the server first, over another connection to the same host.
+    """
+    if limit is None:
+        yield
+        return
+    handle = asyncio.get_running_loop().call_later(limit.total_seconds(), _shut_down, connection)
+    try:
+        yield
+    finally:
+        handle.cancel()
+
+
+def _shut_down(connection: AsyncConnection[Any]) -> None:
+    # A duplicate descriptor, because libpq owns the connection's: shutting down acts on the socket behind both.
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as link:
+        link.shutdown(socket.SHUT_RDWR)
