@@ -79,14 +79,13 @@ class Pool(AsyncConnectionPool[Any]):
     async def _check_alive(self, connection: AsyncConnection[Any]) -> None:
         """Refuse a connection that has ended; without this, each one fails a checkpoint after a restart.
 
-        An idle connection has nothing to say, so one that is readable has its end to tell: that costs no round trip. A
-        link that died without a word is only found by asking, which connections are spared that have just been in use.
+        One that has just been in use is only asked when there is something to read: an idle connection has nothing to
+        say but its end. It has to be asked even so, for the pool takes back what psycopg has not seen fail.
         """
         look = select.poll()
         look.register(connection.fileno(), select.POLLIN)
-        if look.poll(0):
-            raise psycopg.OperationalError("the server has ended this connection")
-        if time.monotonic() - self._returned.get(connection, 0.0) > self._trusted_for:
+        idle = time.monotonic() - self._returned.get(connection, 0.0)
+        if idle > self._trusted_for or look.poll(0):
             with _within(connection, self._check_within):
                 await self.check_connection(connection)
 
