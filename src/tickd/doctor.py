@@ -68,7 +68,7 @@ async def examine(settings: Settings, place: LockPlace, *, graphs: int) -> list[
     async with closing(await open_session(place)) as session:
         server = Server(*await session.fetch(SERVER))
         clock = DatabaseClock()
-        await clock.measure(session.connection)
+        await clock.measure(session.fetch)
         versions = await read_versions(session.connection)
     return [
         _version(server),
