@@ -171,31 +171,43 @@ class LockSession:
         The trust window is counted on the monotonic clock from before each probe was sent, so a slow answer never
         stretches it, and a process that was stopped for longer than the window knows it when it goes on.
         """
-        windows = self.place.windows
-        while True:
+        interval = self.place.windows.probe_interval.total_seconds()
+        # Nobody asked before the watch: until the tick was due, or through the pause of a retry. Ask now.
+        silent = time.monotonic() - self._confirmed > interval
+        loss: Loss | None = None
+        while loss is None:
             try:
-                async for _ in self.connection.notifies(timeout=windows.probe_interval.total_seconds()):
-                    pass
-                if time.monotonic() - self._confirmed > windows.server.total_seconds():
-                    return Loss(
-                        "not_confirmed",
-                        "this process did not run for longer than Postgres keeps a silent client's lock",
-                    )
-                sent = time.monotonic()
-                row = await self._within(self._fetch(*probe), windows.probe_timeout)
-                if row is None:
-                    return Loss("superseded", "the ledger has a newer token for this tick")
-                timeline = row[0]
-                if timeline < newest_timeline():
-                    return Loss(
-                        "failover",
-                        f"the lock is on timeline {timeline}, and the primary on {newest_timeline()}",
-                    )
-                self._confirmed = sent
+                loss = None if silent else await self._listen(interval)
+                silent = False
+                loss = loss or await self._ask_probe(probe, newest_timeline)
             except TimeoutError as error:
                 return Loss("no_answer", str(error))
             except psycopg.Error as error:
                 return Loss("session_ended", str(error).strip())
+        return loss
+
+    async def _listen(self, seconds: float) -> Loss | None:
+        """Wait so long, unless the server ends the session; having stood still, the process does not trust its hold."""
+        async for _ in self.connection.notifies(timeout=seconds):
+            pass
+        if time.monotonic() - self._confirmed > self.place.windows.server.total_seconds():
+            return Loss(
+                "not_confirmed",
+                "this process did not run for longer than Postgres keeps a silent client's lock",
+            )
+        return None
+
+    async def _ask_probe(self, probe: Probe, newest_timeline: Callable[[], int]) -> Loss | None:
+        sent = time.monotonic()
+        row = await self._within(self._fetch(*probe), self.place.windows.probe_timeout)
+        if row is None:
+            return Loss("superseded", "the ledger has a newer token for this tick")
+        timeline = row[0]
+        if timeline < newest_timeline():
+            newest = newest_timeline()
+            return Loss("failover", f"the lock is on timeline {timeline}, and the primary on {newest}")
+        self._confirmed = sent
+        return None
 
     def in_doubt(self) -> bool:
         """Say whether the server has sent something that nobody has read yet; from any thread, at once.

@@ -5,6 +5,7 @@ import errno
 import socket
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -348,6 +349,30 @@ async def test_a_process_that_stood_still_knows_that_it_may_have_lost_its_hold(p
     place = places(windows=TrustWindows(probe_interval=SHORT, server_idle=timedelta(0), server_count=0))
 
     assert (await lose(place)).cause == "not_confirmed"
+
+
+async def silent(seconds: float) -> None:
+    """Let time pass in which nothing is asked: until a tick is due, or between two attempts of a failed one."""
+    await asyncio.wait({asyncio.get_running_loop().create_future()}, timeout=seconds)
+
+
+async def test_a_session_that_was_silent_before_the_watch_is_not_lost_for_it(
+    places: Places, onlooker: Onlooker
+):
+    """It may have waited for its tick, or through a retry's pause, for longer than the server's window; it is asked."""
+    windows = TrustWindows(probe_interval=SHORT, server_idle=timedelta(milliseconds=400), server_count=0)
+    onlooker.connection.execute("CREATE TABLE probes (n int); GRANT ALL ON probes TO public")
+    async with closing(await open_session(places(windows=windows))) as session:
+        for attempt in (1, 2):
+            await silent(0.6)
+            watching = asyncio.create_task(
+                session.watch(probe=("WITH p AS (INSERT INTO probes VALUES (1)) SELECT 1", ()))
+            )
+            enough = partial(onlooker.value, "SELECT count(*) >= %s FROM probes", 3 * attempt)
+            await onlooker.until(lambda: watching.done() or enough())  # noqa: B023  # asked within this round
+            assert not watching.done(), watching.result()
+            watching.cancel()
+            await asyncio.wait({watching})
 
 
 async def test_a_hold_on_a_primary_that_is_none_any_more_is_lost(places: Places):
