@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from tickd.errors import Unusable
+
+
+SaverT = TypeVar("SaverT", bound=BaseCheckpointSaver[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,18 @@ class LoadedGraph:
     graph: Pregel[Any, Any, Any, Any]
     make_input: Callable[..., Any] | None
     warnings: tuple[str, ...]
+
+
+def bind(graph: Pregel[Any, Any, Any, Any], saver: SaverT) -> tuple[Pregel[Any, Any, Any, Any], SaverT]:
+    """Return the graph with the saver as its checkpointer, and the saver that it really has.
+
+    With LANGGRAPH_STRICT_MSGPACK set, a compiled graph knows which types of its state may come back from a checkpoint, and
+    `copy` forgets it: without the list, a resumed run would find plain dicts where it left its own models.
+    """
+    allowlist = getattr(graph, "_serde_allowlist", None)
+    if allowlist is not None:
+        saver = cast("SaverT", saver.with_allowlist(allowlist))  # a clone of the same class
+    return graph.copy({"checkpointer": saver}), saver
 
 
 def resolve(name: str, reference: str, directory: Path) -> Any:

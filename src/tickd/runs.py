@@ -30,7 +30,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from tickd.dsn import Dsn
 from tickd.fence import FencedSaver
-from tickd.graphs import LoadedGraph, Reference, load_all
+from tickd.graphs import LoadedGraph, Reference, bind, load_all
 from tickd.pool import Pool
 from tickd.tick import Tick
 
@@ -189,8 +189,7 @@ class Run:
 
     async def _invoke(self, pool: AsyncConnectionPool[Any]) -> RunEnd:
         order = self.order
-        saver = RunSaver(pool, self)
-        graph = order.loaded.graph.copy({"checkpointer": saver})
+        graph, saver = bind(order.loaded.graph, RunSaver(pool, self))
         config: Any = order.config
         given = None
         if not (order.resume and await _continues(saver, config, order.run_id)):

@@ -113,7 +113,9 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bo
         _tell(facts, _refusal(hold), as_json=as_json)
         return 1
     began = time.monotonic()
-    graph: Any = loaded.graph.copy({"checkpointer": hold.saver})
+    from tickd.graphs import bind  # noqa: PLC0415  # as above
+
+    graph: Any = bind(loaded.graph, hold.saver)[0]
     async with asyncio.timeout(entry.timeout and entry.timeout.total_seconds()):
         result = await graph.ainvoke(
             given, _config(entry, hold), context=entry.context, durability=entry.durability

@@ -1,0 +1,129 @@
+"""Retention: what is older than its graph's `keep` goes from every table, and nothing else does."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+import tickd
+from tests.fences import config, graph, prepare
+from tickd.entry import Entry
+from tickd.retention import remove_old
+from tickd.schedule import parse
+from tickd.settings import read_settings
+from tickd.tick import Outcome
+
+
+TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+
+
+def entry(keep: str) -> Entry:
+    """Return the entry of a graph with this `keep`."""
+    text = f"graphs:\n  restock:\n    graph: a:b\n    every: 1h\n    keep: {keep}\n"
+    return parse(text, path="schedule.yaml", environment={}).entries["restock"]
+
+
+def threads(connection: psycopg.Connection[Any]) -> Mapping[str, set[str]]:
+    """Return the threads that each of the saver's tables has rows of."""
+    return {
+        table: {row[0] for row in connection.execute(f"SELECT DISTINCT thread_id FROM {table}".encode())}
+        for table in TABLES
+    }
+
+
+async def age(dsn: str, thread: str, by: timedelta, *, ticks: bool = True) -> None:
+    """Make a thread, and its ticks, older."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute(
+            "UPDATE tickd.threads SET held_at = held_at - %s WHERE thread_id = %s", (by, thread)
+        )
+        if not ticks:
+            return
+        await connection.execute(
+            "UPDATE tickd.ticks SET fire_time = fire_time - %s WHERE thread_id = %s", (by, thread)
+        )
+
+
+async def test_old_threads_go_from_all_tables_and_running_young_and_foreign_ones_stay(dsn: str):
+    """A one-node run leaves eight rows: 11,520 a day for a graph each minute (D15)."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    for thread in ("old", "young", "waiting"):
+        async with tickd.sole_writer("restock", thread_id=thread, settings=settings) as hold:
+            await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+            if thread == "waiting":
+                hold.outcome = Outcome.INTERRUPTED
+    async with tickd.sole_writer("audit", thread_id="of another graph", settings=settings) as hold:
+        await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+    for thread in ("old", "waiting", "of another graph"):
+        await age(dsn, thread, timedelta(days=2))
+
+    async with (
+        tickd.sole_writer("restock", thread_id="running", settings=settings) as hold,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection,
+    ):
+        await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+        await age(dsn, "running", timedelta(days=2), ticks=False)
+        removed = await remove_old(connection, 7301, entry("{threads: 1d}"))
+        again = await remove_old(connection, 7301, entry("{threads: 1d}"))
+
+    assert (removed.threads, removed.ticks, removed.more) == (1, 0, False)
+    assert again.threads == 0
+    with psycopg.connect(dsn) as look:
+        kept = {"young", "waiting", "running", "of another graph"}
+        assert threads(look) == dict.fromkeys(TABLES, kept)
+        assert {row[0] for row in look.execute("SELECT thread_id FROM tickd.threads")} == kept
+
+
+async def test_old_ticks_go_and_open_ones_stay(dsn: str):
+    """The ledger is a record for people, and people look back a month, not a decade."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    for thread, outcome in (("old", Outcome.RAN), ("waits", Outcome.INTERRUPTED), ("young", Outcome.RAN)):
+        async with tickd.sole_writer("restock", thread_id=thread, settings=settings) as hold:
+            hold.outcome = outcome
+        if thread != "young":
+            await age(dsn, thread, timedelta(days=40))
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        removed = await remove_old(connection, 7301, entry("{ticks: 30d}"))
+
+    assert removed.ticks == 1
+    with psycopg.connect(dsn) as look:
+        left = {row[0] for row in look.execute("SELECT thread_id FROM tickd.ticks")}
+    assert left == {"waits", "young"}
+
+
+@pytest.mark.parametrize("keep", ["{ticks: 1s}", "1s"])
+async def test_a_short_keep_does_not_let_a_tick_run_twice(dsn: str, keep: str):
+    """The row is what tells a late replica that the tick has run; it outlives every grace and catch-up."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    async with tickd.sole_writer("restock", thread_id="t", settings=settings):
+        pass
+    await age(dsn, "t", timedelta(minutes=30))
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        removed = await remove_old(connection, 7301, entry(keep))
+
+    assert removed.ticks == 0
+
+
+async def test_a_removed_thread_is_free_for_others(dsn: str):
+    """What tickd does not know any more is none of its business."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    async with tickd.sole_writer("restock", thread_id="t", settings=settings) as hold:
+        await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+    await age(dsn, "t", timedelta(days=2))
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await remove_old(connection, 7301, entry("1d"))
+
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415  # only here
+
+    async with AsyncPostgresSaver.from_conn_string(dsn) as plain:
+        result = await graph().compile(checkpointer=plain).ainvoke({"seen": []}, config("t"))
+
+    assert result["seen"] == ["n0", "n1"]
