@@ -1,25 +1,30 @@
 """The backlog: how this replica works off the ticks of graphs in claim mode.
 
-A fired tick becomes a row, whoever inserts it first; then each replica tries the graph's lock, and the one that gets it
-takes the earliest ready row, which may be another tick than the one that was fired. After a run it looks for the next.
+A fired tick becomes a row at once, whoever inserts it first; that replica tries the graph's lock and takes the earliest
+ready row, which may be another tick than the one that was fired. After a run it looks for the next. What it cannot take
+(no place, no session, another run of the graph) stays a row, and whoever sees it in a sweep may have it.
+
 Each fire ends with one line on each replica (ran here, or skipped and why), and each claimed run with one of its own.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
 
 from tickd import claim, ledger
-from tickd.claim import Claimed
+from tickd.claim import Claimed, Due, Enqueued, Row
 from tickd.clock import DatabaseClock
-from tickd.ends import End, Ran, skipped
+from tickd.ends import End, Ran, error_end, lost, milliseconds, skipped
 from tickd.entry import Entry
-from tickd.lock import Hold, LockPlace, LockSession, closing, sole_writer
+from tickd.intake import Intake
+from tickd.lock import Hold, LockPlace, LockSession, Loss, closing, sole_writer
 from tickd.places import Room
-from tickd.runner import LEAD, Runner, Unreachable
+from tickd.policy import backoff
+from tickd.runner import FIRST_PAUSE, LONGEST_PAUSE, Runner, Unreachable
 from tickd.stop import Stop
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
@@ -47,13 +52,33 @@ class Backlog:
         self._place = place
         self._clock = clock
         self._stop = stop
+        self._intake = Intake(pool, place.space)
+        self._unwritten: dict[Tick, datetime] = {}
         self._working_off: set[str] = set()
+
+    @property
+    def unwritten_since(self) -> datetime | None:
+        """Return when the earliest tick came due that this replica has fired and that has no row yet."""
+        return min(self._unwritten.values(), default=None)
 
     async def run_tick(self, tick: Tick) -> None:
         """Take one fired tick of a graph in claim mode to its line here, and go on with what waits behind it."""
         entry = self._entries[tick.graph]
-        await self._runner.conclude(tick, self._end_of(entry, tick))
-        await self.work_off(tick.graph)
+        due = tick.fire_time + entry.start_delay(tick)
+        self._unwritten[tick] = due
+        end = await self._runner.conclude(tick, self._end_of(entry, tick, due))
+        if not self._stop.requested:
+            self._unwritten.pop(tick, None)
+        if end is None:
+            await self.work_off(tick.graph)
+
+    async def take_over(self, tick: Tick) -> None:
+        """Go on with a tick that another replica handed off: claimed once more, or resumed where it was not claimed."""
+        entry = self._entries.get(tick.graph)
+        if entry is not None and entry.mode == "claim":
+            await self.work_off(tick.graph)
+        else:
+            await self._runner.take_over(tick)
 
     async def work_off(self, graph: str) -> None:
         """Claim and run the graph's ready ticks, one after the other, until none is left or another replica is at it."""
@@ -63,48 +88,80 @@ class Backlog:
         self._working_off.add(graph)
         try:
             while not self._stop.requested and await self._has_ready(graph):
-                if not await self._take_next(entry):
+                if await self._take_next(entry, None) is not None:
                     return
         except Unreachable as error:
             self._runner.note_unreachable(error)  # the rows stay, and the next sweep comes back to them
         finally:
             self._working_off.discard(graph)
 
-    async def _end_of(self, entry: Entry, tick: Tick) -> End | None:
-        """Enqueue the tick when it is due and try to claim; None when it ran here, for then its run has logged its end.
-
-        The row is what must not be lost, so an unreachable database is tried for as long as missed ticks are caught up.
-        """
-        due = tick.fire_time + entry.start_delay(tick)
-        if await self._runner.stopped_before(due - LEAD):
+    async def _end_of(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
+        """Enqueue the tick when it is due and try to claim; None when something ran here, and its lines are written."""
+        if await self._runner.stopped_before(due) and self._clock.now() < due:
             return skipped(SkipReason.DRAINING)
-        until = due + max(entry.grace, entry.catch_up)
-        async with self._runner.room(due + entry.grace) as room:
-            if room.reason == "draining":
-                return skipped(SkipReason.DRAINING)
-            opened = await self._runner.open_in_time(entry, tick, until)
-            if isinstance(opened, End):
-                return opened
-            async with closing(opened) as session:
-                if await self._runner.stopped_before(due):
-                    return skipped(SkipReason.DRAINING)
-                await self._enqueue(session, entry, tick)
-                if entry.overlap == "cancel":
-                    self._runner.displace(tick)
-                by_itself = self._runner.skipped_by_itself(tick.graph, SkipReason.QUEUED)
-                if by_itself is not None or room.reason is not None:
-                    return by_itself or skipped(SkipReason.QUEUED)
-                return await self._claim(entry, session, room, tick)
+        enqueued = await self._enqueue(entry, tick, due + max(entry.grace, entry.catch_up))
+        if isinstance(enqueued, End):
+            return enqueued
+        self._unwritten.pop(tick, None)
+        row = enqueued.row
+        if row.waits and entry.overlap == "cancel":
+            await self._displace(tick)
+        if not row.waits or not enqueued.new or enqueued.holder is not None:
+            return _left_alone(row, enqueued.holder)
+        return await self._take_next(entry, tick)
 
-    async def _take_next(self, entry: Entry) -> bool:
-        """Open a session, claim and run one tick; False when there was none to be had."""
+    async def _enqueue(self, entry: Entry, tick: Tick, until: datetime) -> Enqueued | End:
+        """Give the tick its row; tried for as long as missed ticks are caught up, and once when a stop was asked for."""
+        skips_overlap = entry.overlap == "skip"
+        due = Due(
+            tick,
+            entry.thread_id(tick),
+            run_id(tick),
+            1 if skips_overlap else entry.max_backlog,
+            (SkipReason.LOCK_HELD if skips_overlap else SkipReason.BACKLOG_FULL).value,
+            heed_interrupt=entry.after_interrupt == "skip",
+        )
+        tries = 0
+        while self._clock.now() < until:
+            tries += 1
+            try:
+                return await self._intake.put(due)
+            except Unreachable as error:
+                self._runner.note_unreachable(error)
+                pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=str(tick))
+                if await self._stop.wait(pause):
+                    return error_end(error, reason="db_connect", tries=tries)
+        row = await self._look_up(tick)
+        late_ms = milliseconds(self._clock.now() - tick.fire_time)
+        return _left_alone(row, None) if row else End(Outcome.MISSED, {"reason": "late", "late_ms": late_ms})
+
+    async def _displace(self, tick: Tick) -> None:
+        """Ask whoever runs an earlier tick of the graph to make room, here and elsewhere."""
+        self._runner.displace(tick)
+        try:
+            async with self._pool.connection() as connection:
+                await ledger.announce(connection, self._place.space, tick, "displacing")
+        except Unreachable as error:
+            self._runner.note_unreachable(error)  # the tick waits for its turn then
+
+    async def _take_next(self, entry: Entry, fired: Tick | None) -> End | None:
+        """Claim and run the graph's earliest ready tick; return the fired one's end when nothing could be had.
+
+        Without a place, a session or the lock, nothing is lost: the row waits, and other replicas see it in their sweeps.
+        """
         async with self._runner.room(self._clock.now() + entry.grace) as room:
             if room.reason is not None:
-                return False
-            async with closing(await self._runner.open_session(entry)) as session:
-                if self._stop.requested or self._runner.skipped_by_itself(entry.name) is not None:
-                    return False
-                return await self._claim(entry, session, room, None) is None
+                return skipped(SkipReason.QUEUED)
+            try:
+                session = await self._runner.open_session(entry)
+            except Unreachable as error:
+                self._runner.note_unreachable(error)
+                return skipped(SkipReason.QUEUED)
+            async with closing(session):
+                if self._stop.requested:
+                    return skipped(SkipReason.QUEUED)
+                by_itself = self._runner.skipped_by_itself(entry.name, SkipReason.QUEUED)
+                return by_itself or await self._claim(entry, session, room, fired)
 
     async def _claim(self, entry: Entry, session: LockSession, room: Room, fired: Tick | None) -> End | None:
         """Claim the graph's earliest ready tick and run it; return the fired tick's end unless it is the one that ran."""
@@ -113,18 +170,22 @@ class Backlog:
             async with sole_writer(entry.name, self._place, attempt=attempt, session=session) as hold:
                 room.settle()
                 claimed: Claimed | None = hold.granted
-                if claimed is None or (fired is not None and claimed.tick != fired):
-                    skip = await self._why_not(hold, fired, entry.overlap == "cancel")
-                    if claimed is None:
-                        return skip
-                    assert fired is not None  # noqa: S101  # it differs from the claimed one
-                    self._runner.log_end(fired, skip)
+                if claimed is None:
+                    return await self._end_of_loser(hold, fired)
+                if fired is not None and claimed.tick != fired:
+                    self._runner.log_end(fired, skipped(SkipReason.QUEUED, holder=self._place.replica))
                 running.take(claimed.tick)
                 end = await self._run(entry, hold.session, claimed)
         if end is not None:
             await self._runner.after_hold(claimed.tick, hold, end)
             self._runner.log_end(claimed.tick, end)
         return None
+
+    async def _end_of_loser(self, hold: Hold[Any], fired: Tick | None) -> End:
+        """Return what became of the fired tick while this replica got nothing to run."""
+        row = await self._look_up(fired) if fired is not None else None
+        holder = hold.holder.replica if hold.holder else None
+        return _left_alone(row, holder) if row is not None else skipped(SkipReason.QUEUED, holder=holder)
 
     async def _run(self, entry: Entry, session: LockSession, claimed: Claimed) -> End | None:
         """Run a claimed tick; record its end, or give it back to be tried again (None: the line is out)."""
@@ -136,54 +197,52 @@ class Backlog:
             return await self._runner.record(tick, session, admission, Ran.skipped(SkipReason.INTERRUPTED))
         probe = claim.renewal(self._place.space, tick, admission.token, self._place.windows.lease)
         ran = await self._runner.run(entry, tick, session, admission, probe)
-        if (
-            ran.stopping.draining
-            and ran.end.outcome is Outcome.FAILED
-            and ran.end.fields.get("reason") == "shutdown"
-        ):
+        if ran.cut_short:
             # Its checkpoints are there; another replica continues, though the node in mid-air runs again.
             ran = ran.handed_off()
         pause = ran.retry_pause(entry, tick, claimed.failures + 1)
         if pause is None:
             return await self._runner.record(tick, session, admission, ran)
-        finish = ran.finish(admission.attempt, self._place.dsn.redact)
-        error_type, error = finish.error_type or finish.outcome.value, finish.error
-        if not await claim.put_back(
-            session, tick, token=admission.token, pause=pause, error_type=error_type, error=error
-        ):
+        try:
+            given_back = await self._put_back(session, claimed, ran, pause)
+        except Unreachable as error:
+            # Nobody knows whether the row was given back; it is open either way.
+            ran = replace(ran, end=lost(Loss("session_ended", str(error).strip()), ran.end))
+            given_back = False
+        if not given_back:
             return await self._runner.record(tick, session, admission, ran)
         self._runner.log_retry(tick, ran.end, pause)
         return None
 
-    async def _enqueue(self, session: LockSession, entry: Entry, tick: Tick) -> None:
-        skips_overlap = entry.overlap == "skip"
-        await claim.enqueue(
+    async def _put_back(self, session: LockSession, claimed: Claimed, ran: Ran, pause: timedelta) -> bool:
+        finish = ran.finish(claimed.admission.attempt, self._place.dsn.redact)
+        return await claim.put_back(
             session,
-            tick,
-            thread_id=entry.thread_id(tick),
-            run_id=run_id(tick),
-            most=1 if skips_overlap else entry.max_backlog,
-            refusal=(SkipReason.LOCK_HELD if skips_overlap else SkipReason.BACKLOG_FULL).value,
-            heed_interrupt=entry.after_interrupt == "skip",
+            claimed.tick,
+            token=claimed.admission.token,
+            pause=pause,
+            error_type=finish.error_type or finish.outcome.value,
+            error=finish.error,
         )
-
-    async def _why_not(self, hold: Hold[Any], fired: Tick | None, displace: bool) -> End:  # noqa: FBT001  # one caller
-        """Return what became of a fired tick that this replica did not claim, by its row."""
-        row = await claim.look_up(hold.session, fired) if fired is not None else None
-        holder = hold.holder.replica if hold.holder else None
-        if row is None or (row.outcome is None and not row.claimed):
-            if displace and fired is not None:
-                await ledger.displace(hold.session, fired)
-            return skipped(SkipReason.QUEUED, holder=holder)
-        since: datetime | None = row.since
-        if row.outcome is None:
-            return skipped(
-                SkipReason.LOCK_HELD, holder=row.replica, holder_since=since and instant_text(since)
-            )
-        if row.outcome == Outcome.SKIPPED.value and row.reason in set(SkipReason):
-            return skipped(SkipReason(row.reason), holder=holder)
-        return skipped(SkipReason.ALREADY_RAN, holder=row.replica)
 
     async def _has_ready(self, graph: str) -> bool:
         async with self._pool.connection() as connection:
             return await claim.has_ready(connection, self._place.space, graph)
+
+    async def _look_up(self, tick: Tick) -> Row | None:
+        async with self._pool.connection() as connection:
+            return await claim.look_up(connection, self._place.space, tick)
+
+
+def _left_alone(row: Row, holder: str | None) -> End:
+    """Return what became of a fired tick that this replica did not run, by its row."""
+    if row.waits:
+        return skipped(SkipReason.QUEUED, holder=holder)
+    if row.outcome is None:
+        since = row.since and instant_text(row.since)
+        return skipped(SkipReason.LOCK_HELD, holder=row.replica, holder_since=since)
+    if row.outcome == Outcome.MISSED.value:
+        return End(Outcome.MISSED, {"reason": row.reason})
+    if row.outcome == Outcome.SKIPPED.value and row.reason in set(SkipReason):
+        return skipped(SkipReason(row.reason), holder=holder)
+    return skipped(SkipReason.ALREADY_RAN, holder=row.replica)

@@ -1,7 +1,7 @@
 """Claims: the ticks of graphs whose work must not be lost, as durable rows under a lease.
 
-Every replica inserts the due tick's row (whoever is first does), then tries the graph's lock and takes the earliest row
-that is ready. The advisory lock, the token and the fence are those of skip mode; the row adds that the tick outlives its
+Every replica inserts the due tick's row; the one that did so tries the graph's lock and takes the earliest row that is
+ready, and where that does not come to anything, whoever sees the row in a sweep. The advisory lock, the token and the fence are those of skip mode; the row adds that the tick outlives its
 holder:
 
 - The holder dies: its lock dies with its session, and the next replica that gets the lock finds the row without an
@@ -25,34 +25,63 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection
 
 from tickd.ledger import Admission, admit, storable
-from tickd.lock import LockSession
-from tickd.tick import Tick, lock_key
+from tickd.lock import APPLICATION, LockSession
+from tickd.tick import Outcome, Tick, lock_key
 
 
+# In the order of their keys, so that two replicas that insert the same rows never wait for each other.
 ENQUEUE = """
-INSERT INTO tickd.ticks
-    (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type, finished_at)
-SELECT %(space)s, %(graph)s, %(fire_time)s, 'claim', 0, %(thread_id)s, %(run_id)s,
-       CASE WHEN refused IS NOT NULL THEN 'skipped' END, refused,
-       CASE WHEN refused IS NOT NULL THEN clock_timestamp() END
-FROM (
-    SELECT CASE
-        WHEN EXISTS (
-            SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
-        ) THEN 'paused'
-        WHEN %(heed_interrupt)s AND EXISTS (
-            SELECT FROM tickd.ticks
-            WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'interrupted' AND thread_id = %(thread_id)s
-        ) THEN 'interrupted'
-        WHEN %(most)s::bigint <= (
-            SELECT count(*)
-            FROM tickd.ticks
-            WHERE space = %(space)s AND graph = %(graph)s
-              AND mode = 'claim' AND (outcome IS NULL OR outcome = 'handed_off')
-        ) THEN %(refusal)s::text
-    END AS refused
-) AS backlog
-ON CONFLICT (space, graph, fire_time) DO NOTHING
+WITH due AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        %(graphs)s::text[], %(keys)s::int[], %(fire_times)s::timestamptz[], %(thread_ids)s::text[], %(run_ids)s::uuid[],
+        %(most)s::bigint[], %(refusals)s::text[], %(heed_interrupts)s::bool[]
+    ) AS due (graph, key, fire_time, thread_id, run_id, most, refusal, heed_interrupt)
+), enqueued AS (
+    INSERT INTO tickd.ticks
+        (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type, finished_at)
+    SELECT %(space)s, due.graph, due.fire_time, 'claim', 0, due.thread_id, due.run_id,
+           CASE WHEN refused IS NOT NULL THEN 'skipped' END, refused,
+           CASE WHEN refused IS NOT NULL THEN clock_timestamp() END
+    FROM due CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN EXISTS (
+                SELECT FROM tickd.graphs AS g
+                WHERE g.space = %(space)s AND g.graph = due.graph AND g.paused_at IS NOT NULL
+            ) THEN 'paused'
+            WHEN due.heed_interrupt AND EXISTS (
+                SELECT FROM tickd.ticks AS t
+                WHERE t.space = %(space)s AND t.graph = due.graph AND t.outcome = 'interrupted'
+                  AND t.thread_id = due.thread_id
+            ) THEN 'interrupted'
+            WHEN due.most <= (
+                SELECT count(*)
+                FROM tickd.ticks AS t
+                WHERE t.space = %(space)s AND t.graph = due.graph
+                  AND t.mode = 'claim' AND (t.outcome IS NULL OR t.outcome = 'handed_off')
+            ) THEN due.refusal
+        END AS refused
+    ) AS backlog
+    ORDER BY due.graph, due.fire_time
+    ON CONFLICT (space, graph, fire_time) DO NOTHING
+    RETURNING graph, fire_time, outcome, error_type
+), holder AS MATERIALIZED (
+    SELECT l.objid::bigint::bit(32)::int AS key, min(coalesce(a.application_name, '')) AS name
+    FROM pg_locks AS l
+    LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid::bigint::bit(32)::int = %(space)s
+    GROUP BY l.objid
+)
+SELECT due.graph, due.fire_time, new.graph IS NOT NULL, holder.name,
+       coalesce(new.outcome, old.outcome), coalesce(new.error_type, old.error_type),
+       old.replica, old.admitted_at, old.lease_until IS NOT NULL
+FROM due
+LEFT JOIN enqueued AS new ON new.graph = due.graph AND new.fire_time = due.fire_time
+LEFT JOIN tickd.ticks AS old
+  ON old.space = %(space)s AND old.graph = due.graph AND old.fire_time = due.fire_time
+LEFT JOIN holder ON holder.key = due.key
 """
 CLAIM = """
 WITH ready AS MATERIALIZED (
@@ -164,6 +193,18 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """A tick that has come due, with what its row is to say, and when the ledger is to refuse it: with `most` open."""
+
+    tick: Tick
+    thread_id: str
+    run_id: uuid.UUID
+    most: int
+    refusal: str
+    heed_interrupt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """A tick that this replica has taken, and on how many attempts of it the run failed or its holder was lost.
 
@@ -186,6 +227,21 @@ class Row:
     since: datetime | None
     claimed: bool
 
+    @property
+    def waits(self) -> bool:
+        """Say whether the tick is there to be claimed, now or after a pause."""
+        return self.outcome == Outcome.HANDED_OFF or (self.outcome is None and not self.claimed)
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A due tick that has a row: whether it is new, what it says, and who has the lock of its graph."""
+
+    tick: Tick
+    new: bool
+    row: Row
+    holder: str | None
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -196,32 +252,33 @@ class Work:
     expired: bool
 
 
-async def enqueue(
-    session: LockSession,
-    tick: Tick,
-    *,
-    thread_id: str,
-    run_id: uuid.UUID,
-    most: int,
-    refusal: str,
-    heed_interrupt: bool = True,
-) -> None:
-    """Insert the due tick's row, if no replica has.
+async def enqueue(connection: AsyncConnection[Any], space: int, dues: Sequence[Due]) -> list[Enqueued]:
+    """Insert a row for each due tick that no replica has enqueued yet; at most one of each graph in a call.
 
     The row of a paused graph is skipped, as is one with `most` of its graph's open, and, if heeded, one on whose thread
     an earlier tick waits for an answer.
     """
     parameters = {
-        "space": session.place.space,
-        "graph": tick.graph,
-        "fire_time": tick.fire_time,
-        "thread_id": thread_id,
-        "run_id": run_id,
-        "most": most,
-        "refusal": refusal,
-        "heed_interrupt": heed_interrupt,
+        "space": space,
+        "graphs": [due.tick.graph for due in dues],
+        "keys": [lock_key(due.tick.graph) for due in dues],
+        "fire_times": [due.tick.fire_time for due in dues],
+        "thread_ids": [due.thread_id for due in dues],
+        "run_ids": [due.run_id for due in dues],
+        "most": [due.most for due in dues],
+        "refusals": [due.refusal for due in dues],
+        "heed_interrupts": [due.heed_interrupt for due in dues],
     }
-    await session.change(ENQUEUE, parameters)
+    cursor = await connection.execute(ENQUEUE, parameters)
+    return [
+        Enqueued(
+            Tick(graph, fire_time.astimezone(UTC)),
+            new,
+            _row(*columns),
+            None if holder is None else holder.removeprefix(APPLICATION),
+        )
+        for graph, fire_time, new, holder, *columns in await cursor.fetchall()
+    ]
 
 
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool | None, Claimed | None]:
@@ -271,12 +328,14 @@ async def put_back(
     return await session.change(PUT_BACK, parameters) == 1
 
 
-async def look_up(session: LockSession, tick: Tick) -> Row | None:
+async def look_up(connection: AsyncConnection[Any], space: int, tick: Tick) -> Row | None:
     """Return the tick's row, if there is one."""
-    row = await session.fetch(LOOK_UP, (session.place.space, tick.graph, tick.fire_time))
-    if row is None:
-        return None
-    outcome, error_type, replica, since, claimed = row
+    row = await (await connection.execute(LOOK_UP, (space, tick.graph, tick.fire_time))).fetchone()
+    return _row(*row) if row else None
+
+
+def _row(*columns: Any) -> Row:
+    outcome, error_type, replica, since, claimed = columns
     return Row(outcome, error_type, replica, since and since.astimezone(UTC), claimed)
 
 

@@ -157,7 +157,7 @@ class Daemon:
 
             def take_over(tick: Tick) -> None:
                 if not self._stop.requested:
-                    begin(runner.take_over(tick), f"take over {tick}")
+                    begin(backlog.take_over(tick), f"take over {tick}")
 
             def work_off(graph: str) -> None:
                 if not self._stop.requested:
@@ -174,6 +174,7 @@ class Daemon:
                 take_over=take_over,
                 work_off=work_off,
                 displace=runner.displace,
+                unwritten_since=lambda: backlog.unwritten_since,
                 fleet=fleet,
                 entries=self._entries.values(),
                 stop=self._stop,
@@ -188,15 +189,15 @@ class Daemon:
             timer.stop()
             drain_ms = milliseconds(self._settings.drain_timeout)
             self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
-            await self._leave_word(pool)
+            await self._leave_word(pool, backlog.unwritten_since)
             await self._drain(at_work)
         return 1 if runner.drain_ran_out or upkeep.failed else 0
 
-    async def _leave_word(self, pool: Pool) -> None:
+    async def _leave_word(self, pool: Pool, unwritten_since: datetime | None) -> None:
         """Note to the moment how far this replica has fired, for the first to start should this be the last to stop."""
         try:
             async with pool.connection() as connection:
-                await beat(connection, self._place.space)
+                await beat(connection, self._place.space, unwritten_since)
         except Unreachable:
             return  # the last sweep's word stands
 

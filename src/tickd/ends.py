@@ -68,6 +68,12 @@ class Ran:
         fields = {"reason": "holders_lost", "error_type": "HoldersLost", "error": error}
         return cls(End(Outcome.FAILED, fields), Stopping(), RunEnd(EndKind.FINISHED, 0))
 
+    @property
+    def cut_short(self) -> bool:
+        """Say whether it was the stop of the replica that ended the run, and not at a super-step."""
+        shutdown = self.end.fields.get("reason") == "shutdown"
+        return self.stopping.draining and (shutdown or self.stopping.gave_up)
+
     def handed_off(self) -> "Ran":
         """Return the same attempt as one that another replica is to continue."""
         fields = {name: self.end.fields[name] for name in ("token", "attempt", "duration_ms", "late_ms")}
@@ -75,12 +81,7 @@ class Ran:
 
     def retry_pause(self, entry: Entry, tick: Tick, failures: int) -> timedelta | None:
         """Return the pause after which the tick is tried again by its entry's `retries`; None when this was its end."""
-        stopping = self.stopping
-        if (
-            self.end.outcome not in (Outcome.FAILED, Outcome.TIMED_OUT)
-            or stopping.draining
-            or stopping.displaced
-        ):
+        if self.end.outcome not in (Outcome.FAILED, Outcome.TIMED_OUT) or self.stopping.displaced:
             return None
         error = self.ended.error
         names = (

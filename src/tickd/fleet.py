@@ -29,7 +29,8 @@ TOGETHER = "SELECT pg_try_advisory_lock_shared(%s)"
 UNLOCK = "SELECT pg_advisory_unlock(%s)"
 ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
 BEAT = """
-INSERT INTO tickd.spaces (space, alive_at) VALUES (%s, clock_timestamp())
+INSERT INTO tickd.spaces (space, alive_at)
+VALUES (%s, LEAST(clock_timestamp(), %s::timestamptz - interval '1 microsecond'))
 ON CONFLICT (space) DO UPDATE SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at)
 """
 REGISTER = """
@@ -146,6 +147,6 @@ class Fleet:
         return bool((await self.session.fetch(statement, [key]))[0])
 
 
-async def beat(connection: AsyncConnection[Any], space: int) -> None:
-    """Move on how far the fleet has come."""
-    await connection.execute(BEAT, [space])
+async def beat(connection: AsyncConnection[Any], space: int, unwritten_since: datetime | None) -> None:
+    """Move on how far the fleet has come: to now, or to just before a tick that came due here and has no row yet."""
+    await connection.execute(BEAT, (space, unwritten_since))

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, LiteralString
+from typing import Any, Literal, LiteralString
 
 from psycopg import AsyncConnection
 
@@ -77,10 +77,12 @@ LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
 """
 WARM = "EXPLAIN " + HOLD_AND_ADMIT
 NO_RUN = uuid.UUID(int=0)
+# What was handed off in claim mode is claimed again, under a lease.
 HOLD_AND_RESUME = """
 WITH waiting AS MATERIALIZED (
     SELECT FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = %(outcome)s
+      AND (mode = 'skip' OR outcome <> 'handed_off')
 ), try AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM waiting)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
@@ -360,9 +362,14 @@ async def displace(session: LockSession, tick: Tick) -> None:
     await session.fetch(ANNOUNCE, [_announcement(session.place.space, "displacing", tick)])
 
 
-async def announce(connection: AsyncConnection[Any], space: int, tick: Tick) -> None:
-    """Tell every listening replica that the tick has been handed off; the row is the truth, this only saves time."""
-    await connection.execute(ANNOUNCE, [_announcement(space, "handed_off", tick)])
+async def announce(
+    connection: AsyncConnection[Any], space: int, tick: Tick, what: Literal["handed_off", "displacing"]
+) -> None:
+    """Tell every listening replica of the tick: that it has been handed off, or that earlier ones are to make room for it.
+
+    The rows are the truth, this only saves time.
+    """
+    await connection.execute(ANNOUNCE, [_announcement(space, what, tick)])
 
 
 def _announcement(space: int, what: str, tick: Tick) -> str:

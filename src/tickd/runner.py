@@ -163,8 +163,9 @@ class Runner:
         finally:
             self._taking_over.discard(tick)
 
-    async def conclude(self, tick: Tick, story: Awaitable[End | None]) -> None:
-        """Await a tick's story and log its end; never raises, for one tick must not end the others."""
+    async def conclude(self, tick: Tick, story: Awaitable[End | None]) -> End | None:
+        """Await a tick's story, log its end and return it; never raises, for one tick must not end the others."""
+        end: End | None
         try:
             end = await story
         except Unreachable as error:
@@ -173,6 +174,7 @@ class Runner:
             end = error_end(error, exc_info=error)
         if end is not None:
             self.log_end(tick, end)
+        return end
 
     async def _end_of(self, entry: Entry, tick: Tick) -> End:
         due = tick.fire_time + entry.start_delay(tick)
@@ -273,7 +275,7 @@ class Runner:
         if end.outcome is Outcome.HANDED_OFF:
             try:
                 async with self._pool.connection() as connection:
-                    await ledger.announce(connection, self._place.space, tick)
+                    await ledger.announce(connection, self._place.space, tick, "handed_off")
             except Unreachable as error:
                 self.note_unreachable(error)  # their sweeps find the tick all the same
 
@@ -406,7 +408,7 @@ class Runner:
 
     def _retry_pause(self, entry: Entry, tick: Tick, ran: Ran, failures: int) -> timedelta | None:
         """Return the pause before the tick is run again within this hold; None past the next fire time."""
-        pause = ran.retry_pause(entry, tick, failures)
+        pause = None if ran.stopping.draining else ran.retry_pause(entry, tick, failures)
         following = entry.series.after(tick.fire_time)
         if pause is None or (following is not None and self._clock.now() + pause >= following):
             return None

@@ -57,6 +57,7 @@ class Upkeep:
         take_over: Callable[[Tick], None],
         work_off: Callable[[str], None],
         displace: Callable[[Tick], None],
+        unwritten_since: Callable[[], datetime | None],
         fleet: Fleet,
         entries: Iterable[Entry],
         stop: Stop,
@@ -71,6 +72,7 @@ class Upkeep:
         self._take_over = take_over
         self._work_off = work_off
         self._displace = displace
+        self._unwritten_since = unwritten_since
         self._fleet = fleet
         self._entries = entries
         self._stop = stop
@@ -169,7 +171,7 @@ class Upkeep:
     async def _sweep(self) -> timedelta:
         """Sweep once and return when to sweep again: soon while there are claims that somebody may leave behind."""
         async with self._pool.connection() as connection:
-            await fleet.beat(connection, self._place.space)
+            await fleet.beat(connection, self._place.space, self._unwritten_since())
             abandoned = await ledger.abandon(connection, self._place.space)
             waiting = await ledger.waiting(connection, self._place.space)
             work = await claim.work(connection, self._place.space)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from tickd import claim, ledger
+from tickd.claim import Due
 from tickd.ledger import Refusal
 from tickd.lock import Hold, LockPlace, open_session, sole_writer
 from tickd.shared import SharedHolds
@@ -57,9 +58,8 @@ async def claiming(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
     """Contend as claim mode does: enqueue a tick, then claim whichever is the first."""
     tick = fresh_tick(graph)
     session = await open_session(place)
-    await claim.enqueue(
-        session, tick, thread_id=str(tick), run_id=run_id(tick), most=10_000, refusal="backlog_full"
-    )
+    due = Due(tick, str(tick), run_id(tick), 10_000, "backlog_full")
+    await claim.enqueue(session.connection, place.space, [due])
     attempt = partial(claim.claim, graph=graph, lease=LEASE)
     async with sole_writer(graph, place, attempt=attempt, session=session) as hold:
         yield hold

@@ -10,13 +10,15 @@ import pytest
 
 from tests.lock_sessions import SPACE, Open, sessions
 from tickd import claim, ledger
-from tickd.claim import Claimed, Row, Work
+from tickd.claim import Claimed, Due, Enqueued, Row, Work
 from tickd.fleet import Fleet
 from tickd.ledger import Finish
 from tickd.lock import TRY_LOCK, LockSession
 from tickd.policy import TrustWindows
 from tickd.tick import Outcome, Tick, lock_key, run_id
 
+
+pytestmark = pytest.mark.migrated
 
 Onlooker = psycopg.AsyncConnection[Any]
 
@@ -63,11 +65,19 @@ def tick(second: int = 0, graph: str = "restock") -> Tick:
 
 
 async def enqueue(
-    session: LockSession, *ticks: Tick, most: int = 1000, refusal: str = "backlog_full"
-) -> None:
-    """Enqueue ticks as the backlog does."""
+    session: LockSession,
+    *ticks: Tick,
+    thread: str | None = None,
+    most: int = 1000,
+    refusal: str = "backlog_full",
+    heed_interrupt: bool = True,
+) -> list[Enqueued]:
+    """Enqueue ticks one after the other, as a replica that was never late."""
+    found = []
     for one in ticks:
-        await claim.enqueue(session, one, thread_id=str(one), run_id=run_id(one), most=most, refusal=refusal)
+        due = Due(one, thread or str(one), run_id(one), most, refusal, heed_interrupt)
+        found += await claim.enqueue(session.connection, session.place.space, [due])
+    return found
 
 
 async def claimed(session: LockSession, graph: str = "restock", lease: timedelta = LEASE) -> Claimed:
@@ -127,6 +137,51 @@ async def test_a_tick_has_one_row_whoever_enqueues_it_and_however_often(open_as:
     assert await rows(look, "mode, attempt, outcome, token, thread_id, run_id") == [
         ("claim", 0, None, None, str(tick(second)), run_id(tick(second))) for second in range(5)
     ]
+
+
+async def test_many_ticks_are_one_statement_and_replicas_do_not_wait_for_each_other(
+    open_as: Open, look: Onlooker
+):
+    """A hundred graphs are due at the same instant, on every replica, and each goes through them in its own order."""
+    graphs = [f"graph_{n}" for n in range(100)]
+    dues = [Due(tick(0, graph), graph, run_id(tick(0, graph)), 9, "backlog_full") for graph in graphs]
+    a, b = await open_as("a"), await open_as("b")
+
+    one, other = await asyncio.gather(
+        claim.enqueue(a.connection, SPACE, dues), claim.enqueue(b.connection, SPACE, dues[::-1])
+    )
+
+    assert {found.tick for found in one} == {found.tick for found in other} == {due.tick for due in dues}
+    assert sorted(found.tick.graph for found in [*one, *other] if found.new) == sorted(graphs)
+    assert len(await rows(look, "graph")) == 100
+
+
+async def test_whoever_enqueues_hears_how_the_tick_stands(open_as: Open):
+    """It saves a lock session where there is nothing to be had, and the line says who has it."""
+    a, b = await open_as("a"), await open_as("b")
+
+    (new,) = await enqueue(a, tick(0))
+    assert (new.tick, new.new, new.holder) == (tick(0), True, None)
+    assert new.row.waits
+    (known,) = await enqueue(b, tick(0))
+    assert (known.new, known.holder) == (False, None)
+    assert known.row.waits
+
+    running = await claimed(a)
+    (behind,) = await enqueue(b, tick(1))
+    (held,) = await enqueue(b, tick(0))
+    assert (behind.new, behind.holder, behind.row.waits) == (True, "a", True)
+    assert (held.holder, held.row.replica, held.row.claimed, held.row.waits) == ("a", "a", True, False)
+    assert held.row.since is not None
+    assert held.row.since.tzinfo is UTC
+
+    await finish(a, running, Outcome.HANDED_OFF)
+    (handed_off,) = await enqueue(b, tick(0))
+    assert (handed_off.holder, handed_off.row.outcome, handed_off.row.waits) == (None, "handed_off", True)
+    (refused,) = await enqueue(b, tick(2), most=1)
+    assert (refused.new, refused.row.outcome, refused.row.reason) == (True, "skipped", "backlog_full")
+    (again,) = await enqueue(a, tick(2), most=1)
+    assert (again.new, again.row) == (False, refused.row)
 
 
 async def test_a_finished_tick_is_not_enqueued_again(open_as: Open, look: Onlooker):
@@ -191,18 +246,17 @@ async def test_a_paused_graph_takes_in_nothing(open_as: Open, look: Onlooker):
     await enqueue(a, tick(1))
 
     assert await rows(look, "outcome, error_type") == [("ran", None), ("skipped", "paused")]
-    assert await claim.look_up(a, tick(1)) == Row("skipped", "paused", None, None, claimed=False)
+    assert await claim.look_up(look, SPACE, tick(1)) == Row("skipped", "paused", None, None, claimed=False)
 
 
 async def test_a_tick_whose_thread_waits_for_an_answer_is_not_taken_in(open_as: Open, look: Onlooker):
     """It would run into the middle of a conversation; on a thread of its own it may."""
     a = await open_as("a")
-    same: dict[str, Any] = {"thread_id": "restock", "most": 9, "refusal": "backlog_full"}
-    await claim.enqueue(a, tick(0), run_id=run_id(tick(0)), **same)
+    await enqueue(a, tick(0), thread="restock")
     await finish(a, await claimed(a), Outcome.INTERRUPTED)
 
-    await claim.enqueue(a, tick(1), run_id=run_id(tick(1)), **same)
-    await claim.enqueue(a, tick(2), run_id=run_id(tick(2)), **same, heed_interrupt=False)
+    await enqueue(a, tick(1), thread="restock")
+    await enqueue(a, tick(2), thread="restock", heed_interrupt=False)
     await enqueue(a, tick(3))
 
     assert await rows(look, "outcome, error_type") == [
@@ -414,7 +468,7 @@ async def test_a_lost_holder_counts_as_a_failure_and_one_that_handed_off_does_no
 
     continued = await claimed(c)
     assert (continued.admission.attempt, continued.failures) == (3, 1)
-    row = await claim.look_up(c, tick())
+    row = await claim.look_up(look, SPACE, tick())
     assert row is not None
     assert (row.outcome, row.replica, row.claimed) == (None, "c", True)
 
@@ -575,9 +629,9 @@ async def test_work_says_of_each_graph_what_a_sweep_needs(open_as: Open, look: O
     assert ready == {"ready": True, "running": True, "later": False, "done": False}
 
 
-async def test_a_tick_nobody_has_heard_of_has_no_row(open_as: Open):
+async def test_a_tick_nobody_has_heard_of_has_no_row(look: Onlooker):
     """Then it is simply not there, which is different from any outcome."""
-    assert await claim.look_up(await open_as("a"), tick()) is None
+    assert await claim.look_up(look, SPACE, tick()) is None
 
 
 async def test_a_look_finds_open_ticks_by_their_index(open_as: Open, look: Onlooker):

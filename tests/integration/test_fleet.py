@@ -14,6 +14,8 @@ from tickd.stop import Stop
 from tickd.tick import Tick, run_id
 
 
+pytestmark = pytest.mark.migrated
+
 Onlooker = psycopg.AsyncConnection[Any]
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -189,13 +191,13 @@ async def test_a_fleet_that_never_fired_has_missed_nothing(open_as: Open):
 async def test_a_beat_moves_on_and_never_back(open_as: Open, look: Onlooker):
     """Beats of many replicas arrive in any order; the latest instant is the fleet's."""
     a = Fleet(await open_as("a"))
-    await beat(look, SPACE)
+    await beat(look, SPACE, None)
     once = await a.alive_at()
-    await beat(look, SPACE)
+    await beat(look, SPACE, None)
     twice = await a.alive_at()
     await look.execute("UPDATE tickd.spaces SET alive_at = clock_timestamp() + interval '1 day'")
     ahead = await a.alive_at()
-    await beat(look, SPACE)
+    await beat(look, SPACE, None)
 
     assert once is not None
     assert twice is not None
@@ -204,9 +206,23 @@ async def test_a_beat_moves_on_and_never_back(open_as: Open, look: Onlooker):
     assert once.tzinfo is UTC
 
 
+async def test_a_beat_stops_short_of_a_tick_that_has_no_row_yet(open_as: Open, look: Onlooker):
+    """Whoever is the first after all were down looks after that instant, and must find the tick there."""
+    a = Fleet(await open_as("a"))
+    due = (await (await look.execute("SELECT clock_timestamp() - interval '3 s'")).fetchone() or (NOON,))[0]
+
+    await beat(look, SPACE, due)
+    assert await a.alive_at() == due - timedelta(microseconds=1)
+    await beat(look, SPACE, due + timedelta(hours=1))
+
+    alive_at = await a.alive_at()
+    assert alive_at is not None
+    assert due < alive_at < due + timedelta(minutes=1)
+
+
 async def test_a_lock_space_has_its_own_beat(open_as: Open, look: Onlooker):
     """Nothing of one application's life says anything about the other's."""
-    await beat(look, SPACE + 1)
+    await beat(look, SPACE + 1, None)
 
     assert await Fleet(await open_as("a")).alive_at() is None
 

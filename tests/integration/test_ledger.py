@@ -398,7 +398,7 @@ async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_d
     a, b = await open_as("a"), await open_as("b")
     await b.change(ledger.LISTEN)
     async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
-        await ledger.announce(pooled, 7301, tick())
+        await ledger.announce(pooled, 7301, tick(), "handed_off")
     await ledger.displace(a, tick(60))
 
     payloads = [notice.payload async for notice in b.connection.notifies(timeout=5, stop_after=2)]

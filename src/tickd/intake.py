@@ -1,0 +1,59 @@
+"""The intake: due ticks of claim mode become rows of the ledger, all that wait in one statement.
+
+A row is what must not be lost, so it does not wait for a place to run or for a lock session: it goes through the pool,
+at once, and a hundred graphs that are due at the same instant are one round trip.
+"""
+
+import asyncio
+from typing import Any
+
+from psycopg_pool import AsyncConnectionPool
+
+from tickd import claim
+from tickd.claim import Due, Enqueued
+from tickd.tick import Tick
+
+
+class Intake:
+    """Enqueues ticks; those that come while a statement is under way share the next one."""
+
+    def __init__(self, pool: AsyncConnectionPool[Any], space: int) -> None:
+        self._pool = pool
+        self._space = space
+        self._writing = asyncio.Lock()
+        self._waiting: dict[Tick, tuple[Due, asyncio.Future[Enqueued]]] = {}
+
+    async def put(self, due: Due) -> Enqueued:
+        """Return what the ledger says of the tick, now that it has a row; raises what the pool and Postgres raise."""
+        answer: asyncio.Future[Enqueued] = asyncio.get_running_loop().create_future()
+        self._waiting[due.tick] = (due, answer)
+        try:
+            async with self._writing:
+                while not answer.done():
+                    await self._write(self._next())
+            return answer.result()
+        finally:
+            self._waiting.pop(due.tick, None)
+
+    def _next(self) -> dict[Tick, tuple[Due, asyncio.Future[Enqueued]]]:
+        """Return the earliest waiting tick of each graph: a graph's backlog is counted anew for each of its ticks."""
+        earliest: dict[str, Tick] = {}
+        for tick in sorted(self._waiting, reverse=True):
+            earliest[tick.graph] = tick
+        return {tick: self._waiting[tick] for tick in earliest.values()}
+
+    async def _write(self, waiting: dict[Tick, tuple[Due, asyncio.Future[Enqueued]]]) -> None:
+        try:
+            async with self._pool.connection() as connection:
+                found = await claim.enqueue(connection, self._space, [due for due, _ in waiting.values()])
+        except Exception as error:
+            for _, answer in waiting.values():
+                if not answer.done():
+                    answer.set_exception(error)
+                    answer.exception()  # retrieved, for the one who waits may have been cancelled
+            raise
+        for enqueued in found:
+            _, answer = waiting[enqueued.tick]
+            self._waiting.pop(enqueued.tick, None)
+            if not answer.done():
+                answer.set_result(enqueued)
