@@ -286,7 +286,7 @@ class Runner:
         late = self._clock.now() - due
         if late > entry.grace:
             return await self._came_too_late(entry, tick, due, "late")
-        if late > FRESH and (replica := await self._looks.ended_by(tick)) is not None:
+        if late > FRESH and (replica := await self._ended_by(tick)) is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
         if entry.overlap == "cancel":
             await self._displace_own(tick, due + entry.grace)
@@ -319,15 +319,19 @@ class Runner:
 
     async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime, reason: str) -> End:
         """Return the end of a tick past its grace: another replica ran it, or it is missed."""
-        try:
-            replica = await self._looks.ended_by(tick)
-        except Unreachable:
-            replica = None
+        replica = await self._ended_by(tick)
         if replica is not None:
             return skipped(SkipReason.ALREADY_RAN, holder=replica)
         late = self._clock.now() - due
         fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
         return End(Outcome.MISSED, fields)
+
+    async def _ended_by(self, tick: Tick) -> str | None:
+        """Return who has run the tick already; None also when the look fails, for it only saves an attempt."""
+        try:
+            return await self._looks.ended_by(tick)
+        except Unreachable:
+            return None
 
     def room(self, until: datetime) -> AbstractAsyncContextManager[Room]:
         """Wait for places to attempt and run a tick, until the instant."""

@@ -294,6 +294,30 @@ async def test_of_all_that_hear_of_it_one_takes_a_tick_over(open_as: Open, onloo
     assert len(onlooker.locks()) == 1
 
 
+async def test_a_tick_that_another_took_over_and_ended_meanwhile_is_left_alone(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """The late one began to look before, and gets the lock after: it holds the graph for nothing."""
+    await hand_off(open_as, tick())
+    early, late = await open_as("b"), await open_as("c")
+    slowly = ledger.HOLD_AND_RESUME.replace(
+        "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
+        "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "HOLD_AND_RESUME", slowly)
+        trying = asyncio.create_task(ledger.hold_and_resume(late, tick()))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/c") if "pg_sleep" in row[3]])
+
+    _, admission = await ledger.hold_and_resume(early, tick())
+    assert admission is not None
+    await ledger.record(early, tick(), token=admission.token, finish=Finish(Outcome.RAN, admission.attempt))
+    await early.unlock(GRAPH)
+
+    assert await trying == (True, None)
+    assert onlooker.rows("SELECT replica, attempt, outcome FROM tickd.ticks") == [("b", 2, "ran")]
+
+
 async def test_a_tick_that_waits_comes_before_the_graphs_next_one(open_as: Open):
     """On a thread that all ticks share, the next one would continue what was not finished."""
     await hand_off(open_as, tick())

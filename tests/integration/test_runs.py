@@ -4,21 +4,21 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import StateGraph
 from langgraph.types import interrupt
 from psycopg_pool import PoolTimeout
 
 from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
+from tests.played import Gate, State, graph_of, graph_thread, step
 from tickd.errors import Unusable
 from tickd.graphs import LoadedGraph, Reference
-from tickd.runs import CutOff, EndKind, GraphThread, PoolSize, Run, RunEnd, RunOrder
+from tickd.runs import CutOff, EndKind, GraphThread, Run, RunEnd, RunOrder
 from tickd.tick import Tick, run_id
 
 
@@ -26,74 +26,6 @@ pytestmark = pytest.mark.migrated
 
 TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
 Start = Callable[..., Run]
-
-
-class State(TypedDict, total=False):
-    """What the nodes leave behind."""
-
-    done: Annotated[list[str], lambda old, new: old + new]
-    answer: str
-
-
-def graph_of(**nodes: Any) -> "StateGraph[Any]":
-    """Return a graph that runs these nodes one after the other."""
-    builder = StateGraph(State)
-    before = START
-    for name, node in nodes.items():
-        builder.add_node(name, node)
-        builder.add_edge(before, name)
-        before = name
-    builder.add_edge(before, END)
-    return builder
-
-
-def step(name: str) -> Any:
-    """Return a node that notes that it ran."""
-
-    async def node(_: State) -> State:
-        return {"done": [name]}
-
-    return node
-
-
-class Gate:
-    """A node stands here: the test waits until it has come, and lets it go on."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.open = threading.Event()
-        self.left = threading.Event()
-        self.error: Exception | None = None
-
-    def stand(self) -> None:
-        """Come, wait until the gate is open, and leave."""
-        self.came.set()
-        try:
-            assert self.open.wait(20)
-            if self.error is not None:
-                raise self.error
-        finally:
-            self.left.set()
-
-    def sync_node(self, _: State) -> State:
-        """Stand here in a thread, where no cancellation reaches it."""
-        self.stand()
-        return {"done": ["sync"]}
-
-    async def blocking_node(self, _: State) -> State:
-        """Stand here on the graph loop itself."""
-        self.stand()
-        return {"done": ["blocking"]}
-
-    async def node(self, _: State) -> State:
-        """Stand here as a well-behaved node does."""
-        self.came.set()
-        await asyncio.Event().wait()
-        return {}
-
-    async def arrive(self) -> None:
-        """Wait until the node has come."""
-        assert await asyncio.to_thread(self.came.wait, 10)
 
 
 @pytest.fixture
@@ -104,27 +36,10 @@ def gate():
     gate.open.set()
 
 
-@asynccontextmanager
-async def graph_thread(dsn: str) -> AsyncIterator[GraphThread]:
-    """Start a graph thread with a pool of two connections, and close it in the end."""
-    thread = GraphThread(
-        place_of(dsn).dsn,
-        replica="a",
-        size=PoolSize(1, 2, timedelta(milliseconds=400)),
-        through_pooler=False,
-        max_running=4,
-    )
-    await thread.start()
-    try:
-        yield thread
-    finally:
-        await thread.close()
-
-
 @pytest.fixture
 async def graphs(dsn: str) -> AsyncIterator[GraphThread]:
     """A graph thread."""
-    async with graph_thread(dsn) as thread:
+    async with graph_thread(place_of(dsn)) as thread:
         yield thread
 
 
@@ -410,6 +325,19 @@ async def test_a_run_that_is_cut_off_writes_nothing_more(start: Start, onlooker:
     )
 
 
+async def test_a_run_that_is_cut_off_still_tells_its_own_error(start: Start, gate: Gate):
+    """That a checkpoint was refused is a consequence of the loss; that the feed is down is news."""
+    gate.error = RuntimeError("supplier feed down")
+    run = start(graph_of(one=gate.sync_node))
+    await gate.arrive()
+    run.cut_off("the lock was lost")
+    gate.open.set()
+
+    end = await end_of(run)
+
+    assert str(end.error) == "supplier feed down"
+
+
 async def test_while_news_of_the_hold_is_unread_no_step_begins(start: Start):
     """The news may be that the hold is lost; whoever reads it says so, or the doubt is over."""
     doubt = threading.Event()
@@ -461,7 +389,7 @@ async def test_a_pool_without_a_connection_fails_the_run_and_not_the_next(start:
 SHOP = """
 import anyio
 from contextlib import asynccontextmanager
-from tests.integration.test_runs import graph_of, step
+from tests.played import graph_of, step
 
 @asynccontextmanager
 async def graph():
@@ -476,7 +404,7 @@ async def test_what_a_factory_opened_is_closed_by_the_task_that_opened_it(dsn: s
     """Clients built on anyio (MCP sessions among them) refuse to be left by another task than the one that entered."""
     (tmp_path / "shop.py").write_text(SHOP)
 
-    async with graph_thread(dsn) as graphs:
+    async with graph_thread(place_of(dsn)) as graphs:
         loaded = await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
 
         assert loaded["restock_plan"].name == "restock_plan"
@@ -486,14 +414,14 @@ async def test_a_graph_that_cannot_be_loaded_leaves_nothing_open(dsn: str, tmp_p
     """The refusal comes out of load(), and the thread can be closed as ever."""
     (tmp_path / "shop.py").write_text("graph = None")
 
-    async with graph_thread(dsn) as graphs:
+    async with graph_thread(place_of(dsn)) as graphs:
         with pytest.raises(Unusable, match="is of type NoneType"):
             await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
 
 
 async def test_after_the_close_nothing_is_left(dsn: str, onlooker: Onlooker):
     """Neither a thread nor a connection."""
-    async with graph_thread(dsn):
+    async with graph_thread(place_of(dsn)):
         await onlooker.until(lambda: onlooker.sessions("tickd/a"))
         assert [thread for thread in threading.enumerate() if thread.name == "tickd-graphs"]
 

@@ -1,0 +1,609 @@
+"""The runner: one tick, from fire to log line, with its row in the ledger and its lock let go, whatever happens."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.types import interrupt
+from psycopg import sql
+
+from tests.cluster import free_port
+from tests.database import PASSWORD, Database
+from tests.integration.conftest import Places
+from tests.logbook import Line, Logbook
+from tests.onlooker import Onlooker
+from tests.played import Gate, Played, State, graph_of, played, step
+from tickd import ledger
+from tickd.lock import LockPlace
+from tickd.log import Log
+from tickd.runner import Limits
+from tickd.tick import Tick, instant_text, run_id
+
+
+pytestmark = pytest.mark.migrated
+
+GRAPH = "restock_plan"
+SECOND = timedelta(seconds=1)
+ROWS = "SELECT fire_time, replica, outcome, error_type, error FROM tickd.ticks ORDER BY fire_time"
+Play = Callable[..., Any]
+
+
+async def fail(_: State) -> State:
+    """Fail as the examples do."""
+    raise RuntimeError("supplier feed down")
+
+
+@pytest.fixture
+async def play(places: Places, log: Log):
+    """Plays replicas, by their names, with one graph or several."""
+    async with AsyncExitStack() as stack:
+
+        async def play(
+            graph: Any, name: str = "a", *, place: LockPlace | None = None, **options: Any
+        ) -> Played:
+            graphs = graph if isinstance(graph, dict) else {GRAPH: graph}
+            return await stack.enter_async_context(played(place or places(name), log, graphs, **options))
+
+        yield play
+
+
+@pytest.fixture
+def gate():
+    """A gate that is open at the end, whatever the test did."""
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+async def run(replica: Played, tick: Tick | None = None, seconds: float = 15) -> Tick:
+    """Run a tick that is due now to its end."""
+    tick = tick or replica.due(GRAPH)
+    async with asyncio.timeout(seconds):
+        await replica.runner.run_tick(tick)
+    return tick
+
+
+def only(lines: list[Line]) -> Line:
+    """Return the one line there is."""
+    (line,) = lines
+    return line
+
+
+async def test_a_tick_that_ran_is_told_twice_and_recorded_once(play: Play, book: Logbook, onlooker: Onlooker):
+    """A line when it starts and one when it ends, both with its token; nothing is held after that."""
+    replica = await play(graph_of(one=step("one"), two=step("two")))
+
+    tick = await run(replica)
+
+    fire_time = instant_text(tick.fire_time)
+    started = only(book.find("tick.started"))
+    ended = only(book.terminal())
+    assert (started["graph"], started["fire_time"], started["thread_id"]) == (GRAPH, fire_time, str(tick))
+    assert ended | {"duration_ms": 0, "timestamp": "", "late_ms": 0} == {
+        "timestamp": "",
+        "level": "info",
+        "event": "tick.ran",
+        "replica": "a",
+        "graph": GRAPH,
+        "fire_time": fire_time,
+        "token": 1,
+        "attempt": 1,
+        "duration_ms": 0,
+        "late_ms": 0,
+        "steps": 2,
+    }
+    assert 0 <= started["late_ms"] == ended["late_ms"] < 5000
+    assert onlooker.rows(ROWS) == [(tick.fire_time, "a", "ran", None, None)]
+    assert onlooker.locks() == []
+
+
+async def test_a_node_finds_its_tick_in_its_config(play: Play, gate: Gate):
+    """Traces are searched by it, and a node that writes to the world outside may use the token."""
+    replica = await play(
+        graph_of(one=gate.sync_node),
+        keys={"config": {"tags": ["nightly"], "metadata": {"team": "x"}, "configurable": {"model": "small"}}},
+    )
+    gate.open.set()
+
+    tick = await run(replica)
+
+    config: Any = gate.config
+    assert {key: value for key, value in config["metadata"].items() if key.startswith("tickd_")} == {
+        "tickd_graph": GRAPH,
+        "tickd_fire_time": instant_text(tick.fire_time),
+        "tickd_attempt": 1,
+        "tickd_replica": "a",
+        "tickd_token": 1,
+    }
+    assert config["metadata"]["team"] == "x"
+    assert {"tickd", "nightly"} <= set(config["tags"])
+    assert config["configurable"]["model"] == "small"
+    assert config["configurable"]["thread_id"] == str(tick)
+    assert str(config["metadata"]["run_id"]) == str(run_id(tick))
+
+
+async def test_of_two_replicas_one_runs_and_the_other_names_it(
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
+):
+    """At a barrier: the skip says who has it and since when, and comes while the winner still runs."""
+    a, b = await play(graph_of(one=gate.sync_node)), await play(graph_of(one=gate.sync_node), "b")
+    tick = a.due(GRAPH)
+    both = asyncio.gather(run(a, tick), run(b, tick))
+
+    skipped = await book.wait_for("tick.skipped")
+    started = only(book.find("tick.started"))
+    gate.open.set()
+    await both
+
+    assert skipped["reason"] == "lock_held"
+    # One log for both, so each line's own replica is a; the ledger knows the winner.
+    ((fire_time, winner, outcome, *_),) = onlooker.rows(ROWS)
+    assert (fire_time, outcome) == (tick.fire_time, "ran")
+    assert skipped["holder"] == winner
+    assert instant_text(tick.fire_time) <= skipped["holder_since"] <= started["timestamp"]
+    assert len(book.terminal()) == 2
+    assert only(book.find("tick.ran"))["token"] == 1
+
+
+async def test_a_replica_that_is_late_finds_the_tick_run(play: Play, book: Logbook, onlooker: Onlooker):
+    """B1, B11: the lock is free by then, and only the row says that there is nothing to do."""
+    a, b = await play(graph_of(one=step("one"))), await play(graph_of(one=step("one")), "b")
+
+    tick = await run(a)
+    await run(b, tick)
+
+    assert [(line["reason"], line["holder"]) for line in book.find("tick.skipped")] == [("already_ran", "a")]
+    assert len(onlooker.rows(ROWS)) == 1
+    assert onlooker.locks() == []
+
+
+async def test_a_graph_that_raises_fails_its_tick_and_not_the_next(
+    play: Play, book: Logbook, onlooker: Onlooker
+):
+    """The lock is let go all the same."""
+    replica = await play({GRAPH: graph_of(one=fail), "pack_audit": graph_of(one=step("one"))})
+
+    await run(replica)
+    await run(replica)
+    await run(replica, replica.due("pack_audit"))
+
+    first, second, third = book.terminal()
+    assert (first["event"], first["level"]) == ("tick.failed", "error")
+    assert (first["error_type"], first["error"]) == ("RuntimeError", "supplier feed down")
+    assert first["exception"].count("Traceback (most recent call last)") == 1
+    assert (second["event"], second["token"]) == ("tick.failed", 2)
+    assert third["event"] == "tick.ran"
+    assert [row[2:] for row in onlooker.rows(ROWS)][:2] == [
+        ("failed", "RuntimeError", "supplier feed down")
+    ] * 2
+    assert onlooker.locks() == []
+
+
+async def test_an_error_may_have_any_text(play: Play, book: Logbook, onlooker: Onlooker):
+    """Half characters, zero bytes and line ends: neither the log nor the ledger chokes on them."""
+
+    async def odd(_: State) -> State:
+        raise ValueError("\ud800\0\u2028\r\n")
+
+    await run(await play(graph_of(one=odd)))
+
+    assert only(book.terminal())["event"] == "tick.failed"
+    assert onlooker.rows(ROWS)[0][2:4] == ("failed", "ValueError")
+
+
+async def test_a_graphs_error_takes_no_password_into_the_ledger(play: Play, onlooker: Onlooker, dsn: str):
+    """Graphs read the same environment, and quote it when they cannot connect."""
+
+    async def leak(_: State) -> State:
+        raise ConnectionError(f"cannot reach {dsn}")
+
+    await run(await play(graph_of(one=leak)))
+
+    ((*_, error),) = onlooker.rows(ROWS)
+    assert PASSWORD not in error
+    assert error.startswith("cannot reach postgresql://")
+
+
+async def test_a_run_past_its_time_out_is_stopped(play: Play, book: Logbook, onlooker: Onlooker, gate: Gate):
+    """Its graph's next tick would otherwise be skipped for ever."""
+    replica = await play(graph_of(one=gate.node), keys={"timeout": "200ms"})
+
+    await run(replica)
+
+    line = only(book.terminal())
+    assert (line["event"], line["timeout_ms"]) == ("tick.timed_out", 200.0)
+    assert line["duration_ms"] >= 200
+    assert onlooker.rows(ROWS)[0][2] == "timed_out"
+    assert onlooker.locks() == []
+
+
+async def test_the_hold_outlasts_the_thread_of_a_sync_node(
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
+):
+    """D12: the thread writes on after its run was cancelled; nobody else may start before it has ended."""
+    a = await play(graph_of(one=gate.sync_node), keys={"timeout": "100ms"})
+    b = await play(graph_of(one=step("one")), "b")
+    running = asyncio.create_task(run(a))
+    waiting = await book.wait_for("tick.waiting")
+    assert (waiting["reason"], waiting["threads"]) == ("sync_node", 1)
+
+    await run(b)
+
+    assert only(book.terminal())["reason"] == "lock_held"
+    assert len(onlooker.locks()) == 1
+    gate.open.set()
+    await running
+    assert book.terminal()[-1]["event"] == "tick.timed_out"
+    await run(b)
+    assert book.terminal()[-1]["event"] == "tick.ran"
+
+
+async def test_a_graph_that_asks_is_interrupted_and_its_next_tick_is_not(
+    play: Play, book: Logbook, onlooker: Onlooker
+):
+    """D8: with the question in the line, the lock let go, and a thread of its own for each tick."""
+
+    async def ask(_: State) -> State:
+        return {"answer": interrupt("approve?")}
+
+    replica = await play(graph_of(one=ask))
+
+    await run(replica)
+    await run(replica)
+
+    assert [(line["event"], line["interrupts"]) for line in book.terminal()] == [
+        ("tick.interrupted", ["approve?"])
+    ] * 2
+    assert len({line["thread_id"] for line in book.find("tick.started")}) == 2
+    assert [row[2] for row in onlooker.rows(ROWS)] == ["interrupted"] * 2
+
+
+async def test_a_tick_that_meets_its_own_replica_at_work_skips_by_its_own_name(
+    play: Play, book: Logbook, gate: Gate
+):
+    """B5: a run that is longer than the period; the library would only count instances."""
+    replica = await play(graph_of(one=gate.sync_node))
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+    assert replica.runner.running == 1
+
+    await run(replica)
+
+    skipped = only(book.terminal())
+    assert (skipped["event"], skipped["reason"], skipped["holder"]) == ("tick.skipped", "lock_held", "a")
+    assert skipped["holder_since"] <= skipped["timestamp"]
+    gate.open.set()
+    await running
+    assert replica.runner.running == 0
+
+
+async def test_a_hold_that_is_ended_stops_its_run(play: Play, book: Logbook, onlooker: Onlooker, gate: Gate):
+    """C5: no further node, no tick.ran; the row says what happened, and the next tick runs."""
+    ran = threading.Event()
+
+    def two(_: State) -> State:
+        ran.set()
+        return {}
+
+    replica = await play({GRAPH: graph_of(one=gate.node, two=two), "pack_audit": graph_of(one=step("one"))})
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+    onlooker.terminate(onlooker.locks()[0][0])
+    await running
+
+    line = only(book.terminal())
+    assert (line["event"], line["cause"]) == ("tick.lock_lost", "session_ended")
+    assert line["lock_error"]
+    assert "error" not in line
+    assert not ran.is_set()
+    assert onlooker.rows(ROWS)[0][2] == "lock_lost"
+    gate.came.clear()
+    again = asyncio.create_task(run(replica))
+    await gate.arrive()
+    onlooker.terminate(onlooker.locks()[0][0])
+    await again
+
+
+@pytest.mark.parametrize("node", [fail, step("one")], ids=["failed", "ran"])
+async def test_a_session_that_dies_before_the_end_is_recorded_is_a_lost_hold(
+    play: Play, book: Logbook, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, node: Any
+):
+    """F14: the graph's own error stays the news; and a success whose last moments were unguarded is not one."""
+    record = ledger.record
+
+    async def too_late(*arguments: Any, **options: Any) -> bool:
+        onlooker.terminate(onlooker.locks()[0][0])
+        return await record(*arguments, **options)
+
+    monkeypatch.setattr(ledger, "record", too_late)
+    await run(await play(graph_of(one=node)))
+
+    line = only(book.terminal())
+    assert line["event"] == "tick.lock_lost"
+    assert line.get("error") == ("supplier feed down" if node is fail else None)
+    assert (line["cause"], bool(line["lock_error"])) == ("session_ended", True)
+    assert onlooker.rows(ROWS)[0][2] == "lock_lost"
+
+
+async def test_a_lock_that_was_not_held_any_more_is_told(
+    play: Play, book: Logbook, monkeypatch: pytest.MonkeyPatch
+):
+    """The unlock answers false: the run was unguarded, for who knows how long."""
+    monkeypatch.setattr("tickd.lock.UNLOCK", "SELECT pg_advisory_unlock(%s::int, %s::int) AND false")
+
+    await run(await play(graph_of(one=step("one"))))
+
+    assert only(book.find("lock.unlock_failed"))["level"] == "warning"
+    assert only(book.terminal())["event"] == "tick.ran"
+
+
+def nowhere(place: LockPlace) -> LockPlace:
+    """Return a place at which nobody listens."""
+    parameters = {**place.dsn.parameters, "port": str(free_port())}
+    return replace(place, dsn=replace(place.dsn, parameters=parameters))
+
+
+async def test_a_database_that_cannot_be_reached_is_an_error_and_never_a_skip(
+    play: Play, place: LockPlace, book: Logbook
+):
+    """Nobody else may have run it either; and it is tried for as long as the tick's grace."""
+    replica = await play(
+        graph_of(one=step("one")), place=nowhere(place), reachable=place, keys={"grace": "700ms"}
+    )
+    began = time.monotonic()
+
+    await run(replica)
+    await run(replica)
+
+    first, second = book.terminal()
+    assert (first["event"], first["level"], first["reason"]) == ("tick.error", "error", "db_connect")
+    assert first["tries"] >= 3
+    assert "Connection refused" in first["error"]
+    assert second["event"] == "tick.error"
+    assert len(book.find("database.unreachable")) == 1
+    assert time.monotonic() - began < 5
+
+
+async def test_a_database_that_comes_back_within_the_grace_costs_no_tick(
+    play: Play, database: Database, book: Logbook
+):
+    """A fail-over takes seconds, and a tick has patience."""
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format
+    replica = await play(graph_of(one=step("one")))
+    database.connection.execute(allow(sql.Identifier(database.name), sql.SQL("false")))
+    running = asyncio.create_task(run(replica))
+    unreachable = await book.wait_for("database.unreachable")
+    assert "not currently accepting connections" in unreachable["error"]
+
+    database.connection.execute(allow(sql.Identifier(database.name), sql.SQL("true")))
+    await running
+
+    assert only(book.terminal())["event"] == "tick.ran"
+    assert [line["event"] for line in book.lines if line["event"].startswith("database.")] == [
+        "database.unreachable",
+        "database.reachable",
+    ]
+
+
+async def test_a_tick_past_its_grace_is_missed(play: Play, book: Logbook, onlooker: Onlooker):
+    """By nobody's doing but lateness; the numbers say by how much."""
+    replica = await play(graph_of(one=step("one")), keys={"grace": "1s"})
+
+    await run(replica, replica.due(GRAPH, late=3 * SECOND))
+
+    line = only(book.terminal())
+    assert (line["event"], line["level"], line["reason"]) == ("tick.missed", "warning", "late")
+    assert line["late_ms"] >= 3000
+    assert line["grace_ms"] == 1000
+    assert onlooker.rows(ROWS) == []
+
+
+async def test_a_tick_past_its_grace_that_another_ran_is_not_missed(play: Play, book: Logbook):
+    """The replica stood still while the fleet went on."""
+    a, b = (
+        await play(graph_of(one=step("one"))),
+        await play(graph_of(one=step("one")), "b", keys={"grace": "1s"}),
+    )
+    tick = await run(a, a.due(GRAPH, late=3 * SECOND))
+
+    await run(b, tick)
+
+    assert [line["event"] for line in book.terminal()] == ["tick.ran", "tick.skipped"]
+    assert book.terminal()[1]["holder"] == "a"
+
+
+async def test_a_look_that_fails_costs_no_tick(play: Play, book: Logbook):
+    """It only saves an attempt; the attempt itself goes over a session of its own, and decides."""
+    replica = await play(graph_of(one=step("one")))
+    await replica.pool.close()
+
+    await run(replica, replica.due(GRAPH, late=SECOND))
+
+    assert only(book.terminal())["event"] == "tick.ran"
+
+
+async def test_a_tick_that_is_not_due_waits_on_the_databases_clock(
+    play: Play, book: Logbook, onlooker: Onlooker
+):
+    """A replica whose own clock is ahead must not run it before the others think that it is time."""
+    replica = await play(graph_of(one=step("one")))
+    tick = replica.due(GRAPH, ahead=0.6 * SECOND)
+
+    await run(replica, tick)
+
+    assert only(book.terminal())["event"] == "tick.ran"
+    assert onlooker.value("SELECT admitted_at >= fire_time FROM tickd.ticks")
+    assert onlooker.value("SELECT admitted_at < fire_time + interval '2 seconds' FROM tickd.ticks")
+
+
+async def test_a_stop_lets_go_of_what_has_not_begun(play: Play, book: Logbook):
+    """At once, with a line: another replica runs it."""
+    replica = await play(graph_of(one=step("one")))
+    far, near = replica.due(GRAPH, ahead=3600 * SECOND), replica.due(GRAPH, ahead=0.2 * SECOND)
+    waiting = [asyncio.create_task(run(replica, tick)) for tick in (far, near)]
+    await asyncio.wait(waiting, timeout=0.05)
+
+    replica.stop.request()
+    async with asyncio.timeout(1):
+        await asyncio.gather(*waiting)
+
+    assert [(line["event"], line["reason"]) for line in book.terminal()] == [("tick.skipped", "draining")] * 2
+
+
+async def test_a_stop_hands_a_run_off_and_another_replica_goes_on(
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
+):
+    """At the next super-step, with a newer token, and no node twice."""
+    nodes = {"one": gate.sync_node, "two": step("two"), "three": step("three")}
+    a, b = await play(graph_of(**nodes)), await play(graph_of(**nodes), "b")
+    tick = a.due(GRAPH)
+    running = asyncio.create_task(run(a, tick))
+    await gate.arrive()
+    a.stop.request()
+    gate.open.set()
+    await running
+
+    assert (only(book.terminal())["event"], only(book.terminal())["next_nodes"]) == (
+        "tick.handed_off",
+        ["two"],
+    )
+    gate.came.clear()
+    await b.runner.take_over(tick)
+    await b.runner.take_over(tick)
+
+    handed_off, ran = book.terminal()
+    assert (ran["event"], ran["attempt"], ran["token"]) == ("tick.ran", 2, 2)
+    assert book.find("tick.started", resumed=True, token=2)
+    assert not gate.came.is_set()
+    assert onlooker.rows(ROWS) == [(tick.fire_time, "b", "ran", None, None)]
+    assert handed_off["token"] == 1
+
+
+async def test_a_run_that_does_not_stop_in_time_is_cancelled(play: Play, book: Logbook, gate: Gate):
+    """One node that never comes to its end keeps no process alive."""
+    limits = Limits(max_running=4, lock_attempts=4, drain_timeout=timedelta(milliseconds=200))
+    replica = await play(graph_of(one=gate.node), limits=limits)
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+
+    replica.stop.request()
+    await running
+
+    line = only(book.terminal())
+    assert (line["event"], line["reason"], line["error_type"]) == ("tick.failed", "shutdown", "Cancelled")
+    assert replica.runner.drain_ran_out
+
+
+async def test_a_replica_runs_no_more_than_it_may(play: Play, book: Logbook, gate: Gate):
+    """The tick waits for room within its grace, and says that there was none."""
+    graphs = {GRAPH: graph_of(one=gate.sync_node), "pack_audit": graph_of(one=step("one"))}
+    limits = Limits(max_running=1, lock_attempts=1, drain_timeout=SECOND)
+    replica = await play(graphs, limits=limits, keys={"grace": "400ms"})
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+
+    await run(replica, replica.due("pack_audit"))
+
+    missed = only(book.terminal())
+    assert (missed["event"], missed["graph"], missed["reason"]) == ("tick.missed", "pack_audit", "no_room")
+    gate.open.set()
+    await running
+    await run(replica, replica.due("pack_audit"))
+    assert [line["event"] for line in book.terminal()] == ["tick.missed", "tick.ran", "tick.ran"]
+
+
+async def test_a_graph_that_blocks_the_graph_loop_holds_no_other_graph(
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
+):
+    """B6: held, and not begun, it would be kept from the replicas that could run it."""
+    graphs = {GRAPH: graph_of(one=gate.blocking_node), "pack_audit": graph_of(one=step("one"))}
+    replica = await play(graphs, keys={"grace": "400ms"})
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+
+    await run(replica, replica.due("pack_audit"))
+
+    missed = only(book.terminal())
+    assert (missed["event"], missed["graph"], missed["reason"]) == (
+        "tick.missed",
+        "pack_audit",
+        "loop_blocked",
+    )
+    assert len(onlooker.locks()) == 1
+    gate.open.set()
+    await running
+    assert book.terminal()[-1]["event"] == "tick.ran"
+
+
+async def test_a_failed_attempt_is_tried_again_under_the_same_hold(
+    play: Play, book: Logbook, onlooker: Onlooker
+):
+    """Retries: a line for each failure that is not the end, one terminal line, one row; and the pause costs no hold."""
+    attempts: list[int] = []
+
+    async def third_time(_: State, config: RunnableConfig) -> State:
+        attempts.append(config["metadata"]["tickd_attempt"])
+        if len(attempts) < 3:
+            raise TimeoutError("not yet")
+        return {}
+
+    replica = await play(
+        graph_of(one=third_time), keys={"retries": {"attempts": 3, "backoff": "50ms", "on": ["OSError"]}}
+    )
+
+    await run(replica)
+
+    assert attempts == [1, 2, 3]
+    retrying = book.find("tick.retrying")
+    assert [(line["failed_as"], line["error"]) for line in retrying] == [("failed", "not yet")] * 2
+    assert (only(book.terminal())["event"], only(book.terminal())["attempt"]) == ("tick.ran", 3)
+    assert onlooker.rows("SELECT attempt, token, outcome FROM tickd.ticks") == [(3, 1, "ran")]
+    assert onlooker.locks() == []
+
+
+async def test_a_fault_of_tickd_itself_is_the_ticks_outcome(play: Play, book: Logbook):
+    """One tick must not end the others: no error leaves run_tick."""
+    replica = await play(graph_of(one=step("one")))
+    replica.runner._looks.remember = None  # as good a fault as any
+
+    await run(replica)
+
+    line = only(book.terminal())
+    assert (line["event"], line["error_type"]) == ("tick.error", "TypeError")
+    assert "Traceback" in line["exception"]
+
+
+async def test_a_tick_that_is_cancelled_takes_its_run_along(play: Play, onlooker: Onlooker, gate: Gate):
+    """A replica that falls over must not let go of a hold whose run goes on in the other thread."""
+    replica = await play(graph_of(one=gate.sync_node))
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=0.3)
+    assert not done
+    assert len(onlooker.locks()) == 1
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert gate.left.is_set()
+    assert onlooker.locks() == []
+
+
+async def test_a_paused_graph_is_skipped(play: Play, book: Logbook, onlooker: Onlooker):
+    """`tickd pause` reaches every replica through the ledger."""
+    replica = await play(graph_of(one=step("one")))
+    await run(replica)
+    onlooker.connection.execute("UPDATE tickd.graphs SET paused_at = now()")
+
+    await run(replica)
+
+    assert book.terminal()[-1]["reason"] == "paused"
