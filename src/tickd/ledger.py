@@ -122,10 +122,9 @@ WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND 
   AND (outcome IS NULL OR outcome = 'abandoned')
 """
 ADMITTED = """
-SELECT t.graph, t.fire_time, t.replica
+SELECT t.graph, t.fire_time, t.replica, t.outcome IS NOT NULL
 FROM unnest(%s::text[], %s::timestamptz[]) AS due (graph, fire_time)
 JOIN tickd.ticks AS t ON t.space = %s AND t.graph = due.graph AND t.fire_time = due.fire_time
-WHERE t.outcome IS NOT NULL
 """
 UNFINISHED = """
 SELECT replica, admitted_at, fire_time
@@ -187,6 +186,14 @@ class Refusal:
 
     reason: SkipReason
     replica: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A tick has a row; `replica` runs it, or has run it."""
+
+    replica: str
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +332,17 @@ def _unfinished(replica: str, since: datetime, fire_time: datetime) -> Unfinishe
     return Unfinished(replica, since.astimezone(UTC), fire_time.astimezone(UTC))
 
 
-async def admitted(connection: AsyncConnection[Any], space: int, ticks: Iterable[Tick]) -> dict[Tick, str]:
-    """Return which of the ticks have ended already, each with the replica that ran it: one query for all."""
+async def admitted(
+    connection: AsyncConnection[Any], space: int, ticks: Iterable[Tick]
+) -> dict[Tick, Admitted]:
+    """Return which of the ticks have a row already, each with the replica that runs or ran it: one query for all."""
     ticks = list(ticks)
     cursor = await connection.execute(
         ADMITTED, ([t.graph for t in ticks], [t.fire_time for t in ticks], space)
     )
     return {
-        Tick(graph, fire_time.astimezone(UTC)): replica
-        for graph, fire_time, replica in await cursor.fetchall()
+        Tick(graph, fire_time.astimezone(UTC)): Admitted(replica, ended)
+        for graph, fire_time, replica, ended in await cursor.fetchall()
     }
 
 

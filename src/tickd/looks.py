@@ -7,6 +7,7 @@ from typing import Any
 from psycopg_pool import AsyncConnectionPool
 
 from tickd import ledger
+from tickd.ledger import Admitted
 from tickd.tick import Tick
 
 
@@ -15,13 +16,13 @@ FRESH_SECONDS = 0.01
 
 
 class Looks:
-    """Knows which of the ticks that wait here have ended on some replica; one query asks for all of them."""
+    """Knows which of the ticks that wait here run or have ended on some replica; one query asks for all of them."""
 
     def __init__(self, pool: AsyncConnectionPool[Any], space: int) -> None:
         self._pool = pool
         self._space = space
         self._asking = asyncio.Lock()
-        self._waiting: dict[Tick, str | None] = {}
+        self._waiting: dict[Tick, Admitted | None] = {}
         self._looked_at: dict[Tick, float] = {}
 
     def remember(self, tick: Tick) -> None:
@@ -33,19 +34,18 @@ class Looks:
         self._waiting.pop(tick, None)
         self._looked_at.pop(tick, None)
 
-    async def ended_by(self, tick: Tick) -> str | None:
-        """Return the replica that has run the tick already, if any has."""
+    async def admitted(self, tick: Tick) -> Admitted | None:
+        """Return which replica runs the tick or has run it, if any."""
         async with self._asking:
-            if (
-                self._waiting.get(tick) is None
-                and time.monotonic() - self._looked_at.get(tick, 0.0) > FRESH_SECONDS
-            ):
+            found = self._waiting.get(tick)
+            seen = time.monotonic() - self._looked_at.get(tick, 0.0)
+            if (found is None or not found.ended) and seen > FRESH_SECONDS:
                 await self._look()
         return self._waiting.get(tick)
 
     async def _look(self) -> None:
         """Ask for every waiting tick that is not known to have ended; those that are not due yet cost next to nothing."""
-        asked = [tick for tick, replica in self._waiting.items() if replica is None]
+        asked = [tick for tick, found in self._waiting.items() if found is None or not found.ended]
         now = time.monotonic()
         async with self._pool.connection() as connection:
             found = await ledger.admitted(connection, self._space, asked)

@@ -21,7 +21,7 @@ from tickd import ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
-from tickd.ledger import Admission, Finish, Refusal, Unfinished
+from tickd.ledger import Admission, Admitted, Finish, Refusal, Unfinished
 from tickd.lock import (
     PROBE,
     Attempt,
@@ -208,7 +208,7 @@ class Runner:
                 pass  # it has died since its last use, and a fresh one deserves a try
         session = await self.open_in_time(entry, tick, due + entry.grace)
         if isinstance(session, End):
-            return session
+            return (session.outcome is Outcome.ERROR and await self._elsewhere(tick)) or session
         return await self._end_on_session(entry, tick, due, room, session)
 
     async def _end_on_session(
@@ -286,8 +286,8 @@ class Runner:
         late = self._clock.now() - due
         if late > entry.grace:
             return await self._came_too_late(entry, tick, due, "late")
-        if late > FRESH and (replica := await self._ended_by(tick)) is not None:
-            return skipped(SkipReason.ALREADY_RAN, holder=replica)
+        if late > FRESH and (found := await self._look(tick)) is not None and found.ended:
+            return skipped(SkipReason.ALREADY_RAN, holder=found.replica)
         if entry.overlap == "cancel":
             await self._displace_own(tick, due + entry.grace)
         return self.skipped_by_itself(tick.graph)
@@ -318,20 +318,28 @@ class Runner:
             del self._running[graph]
 
     async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime, reason: str) -> End:
-        """Return the end of a tick past its grace: another replica ran it, or it is missed."""
-        replica = await self._ended_by(tick)
-        if replica is not None:
-            return skipped(SkipReason.ALREADY_RAN, holder=replica)
+        """Return the end of a tick past its grace: another replica has it, or it is missed."""
+        elsewhere = await self._elsewhere(tick)
+        if elsewhere is not None:
+            return elsewhere
         late = self._clock.now() - due
         fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
         return End(Outcome.MISSED, fields)
 
-    async def _ended_by(self, tick: Tick) -> str | None:
-        """Return who has run the tick already; None also when the look fails, for it only saves an attempt."""
+    async def _look(self, tick: Tick) -> Admitted | None:
+        """Return who runs the tick or has run it; None also when the look fails, for it only saves an attempt."""
         try:
-            return await self._looks.ended_by(tick)
+            return await self._looks.admitted(tick)
         except Unreachable:
             return None
+
+    async def _elsewhere(self, tick: Tick) -> End | None:
+        """Return the skip of a tick that cannot be tried here any more, if another replica runs it or has run it."""
+        found = await self._look(tick)
+        if found is None:
+            return None
+        reason = SkipReason.ALREADY_RAN if found.ended else SkipReason.LOCK_HELD
+        return skipped(reason, holder=found.replica)
 
     def room(self, until: datetime) -> AbstractAsyncContextManager[Room]:
         """Wait for places to attempt and run a tick, until the instant."""

@@ -96,6 +96,30 @@ def test_other_replicas_run_what_a_blocked_one_cannot(fleet: Fleet, witness: Wit
     assert (witness.overlaps(), witness.repeats()) == ([], [])
 
 
+def test_a_tick_that_runs_elsewhere_is_not_called_missed(fleet: Fleet, witness: Witness):
+    """It is past its grace here, and another replica is in the middle of it: an alarm would be false."""
+    pack_audit = {"graph": f"{GRAPHS}:slow", "every": "2s", "grace": "500ms", "input": {"seconds": 1.5}}
+    schedule = fleet.schedule({"blocker": TWO_GRAPHS["blocker"], "pack_audit": pack_audit})
+    for name in "ab":
+        fleet.start(name, schedule, env=IMPATIENT)
+    for replica in fleet.replicas:
+        replica.wait_for("daemon.ready")
+    blocked = fleet.named(witness.wait_for_begin("blocker", "blocking", after=witness.last()).replica)
+    blocked.wait_for("loop.blocked", over=True)
+    (other,) = (replica for replica in fleet.replicas if replica is not blocked)
+    other.wait_for(
+        "tick.ran", graph="pack_audit", count=len(other.events("tick.ran", graph="pack_audit")) + 1
+    )
+    assert fleet.stop() == [0, 0]
+
+    ran = {line["fire_time"] for line in other.events("tick.ran", graph="pack_audit")}
+    ends = {line["fire_time"]: line for line in blocked.terminal_lines("pack_audit")}
+    assert ran & set(ends)
+    assert [
+        ends[fire_time] for fire_time in ran & set(ends) if ends[fire_time]["event"] == "tick.missed"
+    ] == []
+
+
 def test_a_hold_lost_during_the_block_is_noticed(fleet: Fleet, witness: Witness):
     """The watch lives on the other loop, so that a block hides no loss; what the node returns is not written."""
     schedule = fleet.schedule(
