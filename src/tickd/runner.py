@@ -42,7 +42,7 @@ from tickd.runs import EndKind, GraphThread
 from tickd.schedule import Entry
 from tickd.shared import SharedHolds
 from tickd.stop import Stop
-from tickd.supervision import Supervision, order_of
+from tickd.supervision import Supervision, keep_hold, order_of
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
 
@@ -414,7 +414,12 @@ class Runner:
             if pause is None:
                 return await self.record(tick, session, admission, ran)
             self.log_retry(tick, ran.end, pause)
-            if await self._stop.wait(pause):
+            loss = await keep_hold(
+                session, pause, stop=self._stop, newest_timeline=lambda: self._clock.timeline
+            )
+            if loss is not None:
+                ran = replace(ran, end=lost(loss, ran.end))
+            if loss is not None or self._stop.requested:
                 return await self.record(tick, session, admission, ran)
             admission = replace(admission, attempt=admission.attempt + 1)
 

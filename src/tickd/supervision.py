@@ -63,6 +63,21 @@ def order_of(
     )
 
 
+async def keep_hold(
+    session: LockSession, pause: timedelta, *, stop: Stop, newest_timeline: Callable[[], int]
+) -> Loss | None:
+    """Wait out a pause between two attempts without a run; return how the hold was lost, if it was, or None."""
+    watch = asyncio.ensure_future(session.watch(newest_timeline))
+    waiting = asyncio.ensure_future(stop.wait(pause))
+    try:
+        await asyncio.wait({watch, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return watch.result() if watch.done() else None
+    finally:
+        watch.cancel()
+        waiting.cancel()
+        await asyncio.wait({watch, waiting})
+
+
 class Supervision:
     """Watches one run, its hold, its time-out and the stop event, and acts on each until the run has really ended."""
 
