@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calendar_day import calendar_day
+from benchmarks import load_schedule
 from benchmarks.contest import CONTENDERS, run_contest
 from benchmarks.costs import costs
 from benchmarks.growth import grow
@@ -85,7 +85,7 @@ def grown(server: Server, given: argparse.Namespace) -> Figures:
 
 PIECES: dict[str, Callable[[Server, argparse.Namespace], Figures]] = {
     "G": lambda server, given: costs(server, 10 if given.quick else 300),
-    "H": lambda _, given: calendar_day(given.graphs or (20 if given.quick else 10_000)),
+    "H": lambda _, given: load_schedule.measured(given.graphs or (20 if given.quick else 10_000)),
     "I": grown,
 }
 

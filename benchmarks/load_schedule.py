@@ -83,15 +83,14 @@ def a_day(schedule: Schedule) -> int:
     )
 
 
-def main() -> None:
-    """Measure, and print one JSON object."""
-    graphs = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+def measured(graphs: int) -> dict[str, Any]:
+    """Read and check a schedule of so many graphs, and compute a day of it; return the figures."""
     text = text_of(graphs)
     schedule, loading = timed(lambda: read(text))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     _, first = timed(lambda: [entry.series.after(DAY) for entry in schedule.entries.values()])
     ticks, day = timed(lambda: a_day(schedule))
-    facts = {
+    return {
         "python": platform.python_version(),
         "graphs": graphs,
         "text_mib": round(len(text) / 2**20, 2),
@@ -101,7 +100,11 @@ def main() -> None:
         "first_fire_times": first,
         "a_day": {**day, "ticks": ticks, "microseconds_per_tick": round(day["processor_s"] / ticks * 1e6, 1)},
     }
-    print(json.dumps(facts, indent=2))
+
+
+def main() -> None:
+    """Measure, and print one JSON object."""
+    print(json.dumps(measured(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000), indent=2))
 
 
 if __name__ == "__main__":
