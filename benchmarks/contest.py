@@ -40,6 +40,7 @@ CONTENDERS = {
     one.name: one
     for one in (
         Contender("tickd", "benchmarks.contenders.tickd_replica"),
+        Contender("tickd_shared", "benchmarks.contenders.tickd_replica", env={"BENCHMARK_HOLD": "shared"}),
         Contender("bare_loop", "benchmarks.contenders.bare_loop"),
         Contender("one_session", "benchmarks.contenders.one_session"),
         Contender("apscheduler4", "benchmarks.contenders.apscheduler4", peer=True),

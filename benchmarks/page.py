@@ -16,6 +16,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "benchmarks.md"
 NAMES = {
     "tickd": "**tickd**",
+    "tickd_shared": "tickd with `hold: shared`",
     "bare_loop": "the bare loop",
     "one_session": "the one-session loop",
     "apscheduler4": "APScheduler 4.0.0a6",
@@ -43,6 +44,8 @@ class Results:
     def contests(self, letter: str) -> dict[str, Figures]:
         """Return the typical figures of every contender on a workload, in the order of the page."""
         there = {figures["contender"] for figures in self._results if figures["workload"] == letter}
+        if not there:
+            raise LookupError(f"{RESULTS.name} has no figures of {letter}")
         return {name: self.of(letter, name) for name in NAMES if name in there}
 
     def letters(self) -> set[str]:
@@ -60,10 +63,13 @@ def write_page() -> None:
 
 
 def filled(page: str, results: Results) -> str:
-    """Return the page with each of its tables made from the figures."""
+    """Return the page with each of its tables made from the figures; a workload without any keeps its table."""
 
     def table(found: re.Match[str]) -> str:
-        rows = "\n".join(f"| {' | '.join(row)} |" for row in TABLES[found[1]](results))
+        try:
+            rows = "\n".join(f"| {' | '.join(row)} |" for row in TABLES[found[1]](results))
+        except LookupError:
+            return found[0]
         return f"<!-- figures: {found[1]} -->\n{rows}\n<!-- end -->"
 
     return re.sub(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)

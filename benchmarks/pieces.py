@@ -7,7 +7,6 @@ It is tickd itself, started as `python -m benchmarks.pieces run SCHEDULE`, with 
 import functools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,13 @@ def stamp(graph: str, fire_time: float, station: str) -> None:
     STAMPS.append((f"{graph}|{fire_time:.0f}", station, time.time()))
 
 
-def _around(
-    owner: Any, name: str, tick_of: Callable[..., Tick], before: str | None, after: str | None
-) -> None:
+def _around(owner: Any, name: str, before: str | None, after: str | None) -> None:
+    """Stamp the tick that is among a function's arguments, or is that of a run among them."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
-        tick = tick_of(*args, **kwargs)
+        tick = _tick_of(args)
         if before:
             stamp(tick.graph, tick.fire_time.timestamp(), before)
         result = await plain(*args, **kwargs)
@@ -60,14 +58,25 @@ def _around(
     setattr(owner, name, wrapped)
 
 
+def _tick_of(arguments: tuple[Any, ...]) -> Tick:
+    for one in arguments:
+        if isinstance(one, Tick):
+            return one
+        if isinstance(one, runs.RunSaver):
+            return one._run.order.tick  # noqa: SLF001  # no other way from a saver to its tick
+        if isinstance(one, runs.Run):
+            return one.order.tick
+    raise LookupError(f"no tick among {arguments!r}")
+
+
 def _wrap() -> None:
-    _around(runner.Runner, "run_tick", lambda _, tick: tick, "fired", "logged")
-    _around(runner.Runner, "open_in_time", lambda _, tick, __: tick, None, "opened")
-    _around(runner.Runner, "_end_before_attempt", lambda _, __, tick, ___: tick, None, "due")
-    _around(ledger, "hold_and_admit", lambda _, tick, **__: tick, "ask", "admitted")
-    _around(ledger, "record", lambda _, tick, **__: tick, None, "recorded")
-    _around(runs.Run, "_work", lambda run, _: run.order.tick, "begun", "worked")
-    _around(runs.RunSaver, "aget_tuple", lambda saver, _: saver._run.order.tick, "read", "has_read")  # noqa: SLF001  # no other way to its tick
+    _around(runner.Runner, "run_tick", "fired", "logged")
+    _around(runner.Runner, "open_in_time", None, "opened")
+    _around(runner.Runner, "_end_before_attempt", None, "due")
+    _around(ledger, "hold_and_admit", "ask", "admitted")
+    _around(ledger, "record", None, "recorded")
+    _around(runs.Run, "_work", "begun", "worked")
+    _around(runs.RunSaver, "aget_tuple", "read", "has_read")
     plain_run, plain_started = runs.GraphThread.run, plan.Witness.started
 
     def run(self: Any, order: Any, **kwargs: Any) -> Any:
