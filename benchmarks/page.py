@@ -89,12 +89,13 @@ def lateness(results: Results, letter: str) -> Iterator[Row]:
         "doubled",
         "connections",
         "largest share",
+        "load",
     )
-    yield ("---", *["--:"] * 9)
+    yield ("---", *["--:"] * 10)
     bare, one = rows.get("bare_loop"), rows.get("one_session")
     for name, figures in rows.items():
         if "failed" in figures:
-            yield (NAMES[name], figures["failed"].splitlines()[0], *[""] * 8)
+            yield (NAMES[name], figures["failed"].splitlines()[0], *[""] * 9)
             continue
         late = figures["late_ms"]
         yield (
@@ -106,6 +107,7 @@ def lateness(results: Results, letter: str) -> Iterator[Row]:
             str(figures["doubled"]),
             str(figures["connections"]),
             f"{figures['largest_share'] or 0:.0%}",
+            f"{figures['load_average']:.1f}",
         )
 
 
