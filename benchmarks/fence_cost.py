@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -32,20 +33,12 @@ from psycopg_pool import AsyncConnectionPool
 from tests.cluster import Cluster
 from tickd.fence import FencedSaver
 from tickd.guard import install_guard
+from tickd.migrations import STEPS
 
 
 SPACE, GRAPH, TOKEN = 7301, "bench", 5
 VARIANTS = {"off": (False, False), "fenced": (True, False), "on": (True, True), "control": (False, False)}
-THREADS_TABLE = """
-CREATE SCHEMA tickd;
-CREATE TABLE tickd.threads (
-    thread_id text PRIMARY KEY,
-    space     integer NOT NULL,
-    graph     text NOT NULL,
-    token     bigint NOT NULL
-)
-"""
-ADMIT = "INSERT INTO tickd.threads VALUES (%s, %s, %s, %s)"
+ADMIT = "INSERT INTO tickd.threads (thread_id, space, graph, token) VALUES (%s, %s, %s, %s)"
 WARM_UP = 5
 
 
@@ -99,7 +92,10 @@ async def open_variant(stack: AsyncExitStack, cluster: Cluster, name: str) -> Va
     await stack.enter_async_context(pool)
     await AsyncPostgresSaver(pool).setup()
     async with pool.connection() as connection:
-        await connection.execute(THREADS_TABLE, prepare=False)
+        for step in STEPS:
+            await connection.execute(
+                resources.files("tickd").joinpath("sql", step).read_bytes(), prepare=False
+            )
         if guarded:
             await install_guard(connection)
         return Variant(name, pool, connection.info.backend_pid, fenced)

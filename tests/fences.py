@@ -24,8 +24,13 @@ THREAD = "restock/long-lived"
 
 # As the ledger's admissions do it.
 ADMIT = """
+WITH next AS (
+    INSERT INTO tickd.graphs (space, graph, key, token)
+    VALUES (%(space)s, %(graph)s, 0, %(token)s)
+    ON CONFLICT (space, graph) DO UPDATE SET token = EXCLUDED.token
+)
 INSERT INTO tickd.threads (thread_id, space, graph, token)
-VALUES (%s, %s, %s, %s)
+VALUES (%(thread)s, %(space)s, %(graph)s, %(token)s)
 ON CONFLICT (thread_id) DO UPDATE SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token
 """
 ROWS = """
@@ -87,7 +92,8 @@ async def admit(
     space: int = SPACE,
 ) -> None:
     """Move a thread to a hold."""
-    await connection.execute(ADMIT, [thread, space, graph, token])
+    parameters = {"thread": thread, "space": space, "graph": graph, "token": token}
+    await connection.execute(ADMIT, parameters)
 
 
 @asynccontextmanager

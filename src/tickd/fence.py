@@ -2,8 +2,9 @@
 
 A lock excludes those who ask for it. A holder that stood still while its lock went to somebody else does not ask again,
 and neither does a script with a saver of its own. So each thread that tickd runs on has a row in `tickd.threads`, which
-every admission moves to the new hold in the statement that admits, and the guard (`tickd.guard`) lets a row of the
-saver's tables pass only if its writer names that hold. What follows from this:
+every admission moves to the new hold in the statement that admits, taking the graph's other threads from the hold
+before. The guard (`tickd.guard`) lets a row of the saver's tables pass only if its writer names the thread's hold. What
+follows from this:
 
 - A take-over waits for the writes under way: they hold the thread's row FOR SHARE until they commit. A write that comes
   later is refused, even one that was sent before: it waits for the row, and then reads the new token.

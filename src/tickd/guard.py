@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from tickd.errors import DatabaseUnusable
 
 
-# Raised with every change of sql/guard.sql or TRIGGERS; kept in the database as the comment of a function.
+# Raised with every change of sql/guard.sql or of the triggers here; kept in the database as the comment of a function.
 GUARD_VERSION = 1
 REMOVED = "guard removed"
 
@@ -25,6 +25,7 @@ FUNCTIONS: tuple[LiteralString, ...] = (
     "guard_move()",
     "guard_delete()",
     "guard_truncate()",
+    "guard_supersede()",
     "check_thread(text)",
     "refuse_write(text)",
 )
@@ -57,10 +58,23 @@ EXECUTE FUNCTION tickd.guard_truncate()
 """,
 )
 
+SUPERSEDE = """
+CREATE OR REPLACE TRIGGER tickd_guard_supersede
+AFTER UPDATE OF token ON tickd.graphs
+FOR EACH ROW
+WHEN (OLD.token <> NEW.token)
+EXECUTE FUNCTION tickd.guard_supersede()
+"""
+
 # The tables are those that the saver finds by this connection's search_path.
 IS_CURRENT = """
 SELECT COALESCE(obj_description(to_regprocedure('tickd.guard_write()'), 'pg_proc') = %s, false)
    AND bool_and(saver.guards = %s)
+   AND EXISTS (
+    SELECT
+    FROM pg_trigger
+    WHERE tgrelid = to_regclass('tickd.graphs') AND tgname = 'tickd_guard_supersede' AND tgenabled IN ('O', 'A')
+)
 FROM (
     SELECT (
         SELECT count(*)
@@ -119,6 +133,8 @@ async def install_guard(connection: AsyncConnection[Any]) -> bool:
     try:
         async with connection.transaction():
             await connection.execute(functions.encode(), prepare=False)
+            await connection.execute(WAIT_FOR_WRITERS)
+            await connection.execute(SUPERSEDE)
         for table in TABLES:
             async with connection.transaction():
                 await connection.execute(WAIT_FOR_WRITERS)

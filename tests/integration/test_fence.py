@@ -113,6 +113,41 @@ async def test_an_equal_token_of_another_graph_or_lock_space_opens_nothing(conne
     assert await rows(connection) == []
 
 
+async def test_an_earlier_holder_is_refused_on_its_own_thread_too(connection, pool):
+    """Each tick has a thread of its own by default: the next hold is on another one, and the run before is stale all the same."""
+    await admit(connection, 5, thread="restock/1")
+    stale = saver(pool, 5)
+    await run(stale, "restock/1")
+    before = await rows(connection, "restock/1")
+    await admit(connection, 6, thread="restock/2")
+
+    error = await refusal(run(stale, "restock/1"))
+    await refusal(stale.adelete_thread("restock/1"))
+
+    assert (
+        f"thread restock/1: graph {GRAPH} (lock space {SPACE}) is held under token 6 on another thread"
+        in str(error)
+    )
+    assert "this writer has token 5" in str(error)
+    assert await rows(connection, "restock/1") == before
+    await run(saver(pool, 6), "restock/2")
+    await refusal(run(saver(pool, 6), "restock/1"))
+    await admit(connection, 7, thread="restock/1")
+    await run(saver(pool, 7), "restock/1")
+
+
+async def test_other_graphs_and_lock_spaces_keep_their_holds(connection, pool):
+    """An admission takes the threads of its own graph, and nobody else's."""
+    await admit(connection, 5, thread="a")
+    await admit(connection, 5, thread="b", graph="pack_audit")
+    await admit(connection, 5, thread="c", space=SPACE + 1)
+    await admit(connection, 6, thread="d")
+
+    await run(saver(pool, 5, graph="pack_audit"), "b")
+    await run(saver(pool, 5, space=SPACE + 1), "c")
+    await refusal(run(saver(pool, 5), "a"))
+
+
 async def test_a_holder_may_write_to_threads_that_are_not_of_tickd(connection, pool):
     """A node may run another graph on a thread of its own choice, with the saver that it inherits."""
     await admit(connection, 5)
@@ -248,9 +283,9 @@ async def test_without_libpqs_pipelines_the_hold_is_named_in_a_transaction(conne
 
 async def test_behind_a_transaction_mode_pooler_holds_do_not_mix(connection, dsn, admin_dsn):
     """The pooler hands each transaction to any server session; a setting of the session would end up with others."""
-    threads = [f"{GRAPH}/{i}" for i in range(6)]
+    threads = [f"graph{i}/thread" for i in range(6)]
     for i, thread in enumerate(threads):
-        await admit(connection, i, thread=thread)
+        await admit(connection, 5, thread=thread, graph=f"graph{i}")
     pooler = Pooler(admin_dsn)
     try:
         pooler.start()
@@ -259,7 +294,7 @@ async def test_behind_a_transaction_mode_pooler_holds_do_not_mix(connection, dsn
             open_pool(pooler.through(dsn), **through) as one,
             open_pool(pooler.through(dsn), **through) as two,
         ):
-            savers = [saver((one, two)[i % 2], i) for i in range(6)]
+            savers = [saver((one, two)[i % 2], 5, graph=f"graph{i}") for i in range(6)]
             await asyncio.gather(*(run(s, t, steps=5) for s, t in zip(savers, threads, strict=True)))
             for i, thread in enumerate(threads):
                 assert len(await rows(connection, thread)) > 15

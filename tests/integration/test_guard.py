@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+from importlib import resources
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from tests.fences import GRAPH, SPACE, THREAD, admit, config, connect, open_pool
 from tests.pages import DOCS, blocks
 from tickd.errors import DatabaseUnusable
 from tickd.guard import TABLES, guard_is_current, guard_was_removed, install_guard, remove_guard
+from tickd.migrations import STEPS
 
 
 WRITE_BLOB = """
@@ -182,7 +184,7 @@ async def test_a_session_setting_does_not_outrank_the_token(connection):
 async def test_a_current_guard_is_left_alone(connection, database: Database):
     """Every replica asks at its start; most of them may not create anything, and none may lock the tables for it."""
     before = await (await connection.execute(TRIGGER_ROWS)).fetchall()
-    assert len(before) == 12
+    assert len(before) == 13
     role = database.role(owner=False)
     await connection.execute(sql.SQL("GRANT USAGE ON SCHEMA tickd TO {}").format(sql.Identifier(role.name)))
 
@@ -200,6 +202,7 @@ async def test_a_current_guard_is_left_alone(connection, database: Database):
         "DROP TRIGGER tickd_guard_delete ON checkpoint_writes",
         "COMMENT ON FUNCTION tickd.guard_write() IS 'tickd guard 0'",
         "DROP FUNCTION tickd.guard_move() CASCADE",
+        "DROP FUNCTION tickd.guard_supersede() CASCADE",
     ],
 )
 async def test_a_guard_that_is_old_or_incomplete_is_brought_up(connection, damage):
@@ -229,8 +232,13 @@ async def test_a_removed_guard_is_gone_and_remembered_as_removed(connection):
     assert await (await connection.execute(TRIGGER_ROWS)).fetchall() == []
     assert not await remove_guard(connection)
 
+    await admit(connection, 6, thread="another")
     assert await install_guard(connection)
     assert not await guard_was_removed(connection)
+    # Admissions went on without the guard, and the earlier thread is not its holder's any more.
+    assert await refused(
+        connection, f"SELECT set_config('tickd.token', '{HOLD}', true); DELETE FROM checkpoint_blobs"
+    )
     assert await refused(connection, "DELETE FROM checkpoint_blobs")
 
 
@@ -274,6 +282,7 @@ async def test_tables_of_another_owner_need_a_grant_that_the_error_names(dsn, ad
         for statement in (
             "ALTER SCHEMA tickd OWNER TO {}",
             "ALTER TABLE tickd.threads OWNER TO {}",
+            "ALTER TABLE tickd.graphs OWNER TO {}",
             "GRANT SELECT, INSERT, UPDATE, DELETE ON checkpoints, checkpoint_blobs, checkpoint_writes TO {}",
         ):
             await admin.execute(sql.SQL(statement).format(sql.Identifier(role.name)))
@@ -314,10 +323,8 @@ async def test_the_saver_migrates_on_under_the_guard(dsn, version):
             await connection.execute(migration)
             await connection.execute("INSERT INTO checkpoint_migrations (v) VALUES (%s)", [number])
         await connection.execute(OLD_THREADS)
-        await connection.execute("CREATE SCHEMA tickd")
-        await connection.execute(
-            "CREATE TABLE tickd.threads (thread_id text PRIMARY KEY, space int, graph text, token bigint)"
-        )
+        for step in STEPS:
+            await connection.execute(resources.files("tickd").joinpath("sql", step).read_text().encode())
         assert await install_guard(connection)
         await admit(connection, 5)
         assert await refused(connection, "DELETE FROM checkpoints WHERE thread_id = %s", THREAD)

@@ -206,6 +206,18 @@ async def test_stopped_in_between_it_makes_the_take_over_wait(stage, operation, 
     await sees_only_the_new_holder(stage)
 
 
+async def test_a_take_over_on_another_thread_waits_as_well(stage):
+    """Each tick has its own thread by default; the write that is under way is still one of the graph's."""
+    async with stage.parked("put", "aa", "checkpoints") as (writing, backend):
+        admitting = asyncio.create_task(admit(stage.admitting, 6, thread="restock/next"))
+        assert backend in await stage.blocked_by(stage.admitting.info.backend_pid)
+        await stage.open_gate()
+        await writing
+        await admitting
+    for operation in OPERATIONS:
+        await refused(stage.act(operation, stage.stale))
+
+
 @pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
 async def test_killed_in_between_it_leaves_nothing(stage, operation, name, table):
     """A host that is gone in mid-write; all of the operation is undone, and the take-over goes on."""
@@ -271,7 +283,7 @@ async def test_an_admission_of_the_ledger_gets_past_a_stopped_writer(stage, dsn)
             await writing
 
     assert held
-    assert admission == Admission(1, 1, THREAD)
+    assert admission == Admission(6, 1, THREAD)
     await refused(stage.act("put", stage.stale))
 
 

@@ -1,5 +1,8 @@
 -- The guard: lets a row of the saver's tables be written only by whoever writes under the thread's present hold.
 --
+-- A thread's hold is that of the graph's newest admission, if that was on this thread; an admission on another thread of
+-- the graph leaves this one under token 0, which nobody has.
+--
 -- A writer names its hold as space/graph/token in the setting tickd.token, for its own transaction. The thread's row of
 -- tickd.threads is read FOR SHARE: an admission, which updates the row, waits for the writes that are under way, and a
 -- write that had to wait for an admission reads the row again as the admission left it. READ COMMITTED re-reads; under a
@@ -61,6 +64,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- For the graph whose token has grown: what an earlier hold was admitted on is nobody's now. It waits for the writes under
+-- way there, too.
+CREATE OR REPLACE FUNCTION tickd.guard_supersede() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE tickd.threads AS t
+    SET token = 0
+    WHERE t.space = NEW.space AND t.graph = NEW.graph AND t.token > 0 AND t.token <> NEW.token;
+    RETURN NULL;
+END $$;
+
 -- Called by the above, hence with the rights of their owner.
 CREATE OR REPLACE FUNCTION tickd.check_thread(thread pg_catalog.text) RETURNS pg_catalog.void
 LANGUAGE plpgsql AS $$
@@ -81,13 +95,19 @@ LANGUAGE plpgsql AS $$
 DECLARE
     writer pg_catalog.text := COALESCE(pg_catalog.current_setting('tickd.token', true), '');
     fence  tickd.threads;
+    newest pg_catalog.int8;
 BEGIN
     SELECT t.* INTO fence FROM tickd.threads AS t WHERE t.thread_id OPERATOR(pg_catalog.=) thread;
+    SELECT g.token INTO newest
+    FROM tickd.graphs AS g
+    WHERE g.space OPERATOR(pg_catalog.=) fence.space AND g.graph OPERATOR(pg_catalog.=) fence.graph;
     RAISE EXCEPTION USING
         ERRCODE = 'TK001',
         MESSAGE = pg_catalog.format(
-            'tickd refused a write to thread %s: graph %s (lock space %s) is held under token %s, this writer has %s',
-            thread, fence.graph, fence.space, fence.token,
+            'tickd refused a write to thread %s: graph %s (lock space %s) is held under token %s%s, this writer has %s',
+            thread, fence.graph, fence.space,
+            CASE WHEN fence.token OPERATOR(pg_catalog.=) 0 THEN newest ELSE fence.token END,
+            CASE WHEN fence.token OPERATOR(pg_catalog.=) 0 THEN ' on another thread' ELSE '' END,
             CASE
                 WHEN writer OPERATOR(pg_catalog.=) '' THEN 'none'
                 WHEN pg_catalog.starts_with(writer, pg_catalog.concat_ws('/', fence.space, fence.graph, ''))
@@ -97,3 +117,9 @@ BEGIN
         HINT = 'To write to this thread, take the graph''s lock with tickd.sole_writer and use the saver it gives. '
             'To end the protection of the thread, delete its row from tickd.threads.';
 END $$;
+
+-- What was admitted while no guard stood.
+UPDATE tickd.threads AS t
+SET token = 0
+FROM tickd.graphs AS g
+WHERE g.space = t.space AND g.graph = t.graph AND t.token > 0 AND t.token <> g.token;
