@@ -80,16 +80,10 @@ class Costs:
             stack.push_async_callback(self._session.close)
             holder = await open_session(self._place)
             stack.push_async_callback(holder.close)
-            pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
-                self._dsn,
-                kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": 0},
-                min_size=1,
-                max_size=4,
-                check=AsyncConnectionPool.check_connection,
-                open=False,
+            self._pool = await stack.enter_async_context(self._new_pool())
+            self._saver_pool = await stack.enter_async_context(
+                self._new_pool(row_factory=dict_row, prepare_threshold=0)
             )
-            await stack.enter_async_context(pool)
-            self._pool = pool
             _, granted = await ledger.hold_and_admit(holder, self._tick("held"), **self._thread("held"))
             assert isinstance(granted, Admission)  # noqa: S101  # nobody else is here
             self._token = granted.token
@@ -108,6 +102,17 @@ class Costs:
                 "a checkpointed run, fenced saver": self._fenced_run,
             }
             return {name: await timed(self._rounds, call) for name, call in pieces.items()}
+
+    def _new_pool(self, **parameters: Any) -> AsyncConnectionPool[Any]:
+        """Return a pool as a replica has one for the ledger, and one with a saver's parameters for checkpoints."""
+        return AsyncConnectionPool(
+            self._dsn,
+            kwargs={"autocommit": True, **parameters},
+            min_size=1,
+            max_size=4,
+            check=AsyncConnectionPool.check_connection,
+            open=False,
+        )
 
     def _tick(self, graph: str = GRAPH) -> Tick:
         return Tick(graph, FIRST + timedelta(seconds=next(self._numbers)))
@@ -155,11 +160,11 @@ class Costs:
             await self._session.unlock(tick.graph)
 
     async def _plain_run(self) -> None:
-        await self._run(AsyncPostgresSaver(self._pool), f"plain/{next(self._numbers)}")
+        await self._run(AsyncPostgresSaver(self._saver_pool), f"plain/{next(self._numbers)}")
 
     async def _fenced_run(self) -> None:
         """Run on the next of the threads that are under the one hold of the graph `held`."""
-        saver = FencedSaver(self._pool, space=SPACE, graph="held", token=self._token)
+        saver = FencedSaver(self._saver_pool, space=SPACE, graph="held", token=self._token)
         await self._run(saver, f"fenced/{next(self._threads)}")
 
     async def _run(self, saver: AsyncPostgresSaver, thread_id: str) -> None:
