@@ -2,7 +2,9 @@
 
 The first replica to start after all were down goes through every graph's calendar for that time and gives each fire time
 a row, by the graph's `missed`: missed, coalesced into a later one, or open for whoever claims it first. What is older
-than `catch_up`, or more than `max_backlog`, is told as one stretch. A row that is there already stands.
+than `catch_up`, or more than `max_backlog`, is told as one stretch. A row that is there already stands. A fire time
+belongs to the time in which its tick was to start: jitter may have put that off past the end of the old fleet, or past
+the beginning of the new one, which then fires it itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,16 +29,24 @@ class Absence:
     until: datetime
 
 
-async def account_for_absence(fleet: Fleet, entries: Mapping[str, Entry], absence: Absence, log: Log) -> None:
-    """Give every fire time of the absence its row and its line; call it while no other replica can begin."""
-    fires_since = await fleet.fires_since(entries)
+async def account_for_absence(
+    fleet: Fleet,
+    entries: Mapping[str, Entry],
+    fires_since: Mapping[str, datetime],
+    absence: Absence,
+    log: Log,
+) -> None:
+    """Give every fire time of the absence its row and its line; call it while no other replica can begin.
+
+    Of a graph that does not fire (it is paused) nothing is told.
+    """
     rows: list[Account] = []
     for name, since in fires_since.items():
         entry = entries[name]
         found = unfired(
             entry.series.after,
-            since=max(absence.since, since),
-            until=absence.until,
+            since=max(entry.started_by(absence.since), since),
+            until=entry.started_by(absence.until),
             missed=entry.missed,
             catch_up=entry.catch_up,
             most=entry.max_backlog,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -20,7 +20,7 @@ from tickd.graphs import Reference, resolve_all
 from tickd.http import serving
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
-from tickd.policy import in_own_order
+from tickd.policy import fires_after, in_own_order
 from tickd.pool import Pool
 from tickd.runner import LEAD, Limits, Runner, Unreachable
 from tickd.runs import GraphThread, PoolSize
@@ -113,23 +113,30 @@ class Daemon:
             )
             async with closing(await open_session(self._place)) as session:
                 fleet = Fleet(session)
-                fired_until = await self._join(fleet)
-                return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=fired_until)
+                after = await self._join(fleet)
+                return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)
 
-    async def _join(self, fleet: Fleet) -> datetime:
-        """Become one of the replicas that fire, and return the instant after which this one does.
+    async def _join(self, fleet: Fleet) -> dict[str, datetime]:
+        """Become one of the replicas that fire, and return for each graph after which fire time this one does.
 
         The first one after all were down accounts for what nobody fired, before any other can begin.
         """
         first = await fleet.arrive(self._stop)
         alive_at = await fleet.alive_at()
         await fleet.register({name: entry.calendar for name, entry in self._entries.items()})
+        fires_since = await fleet.fires_since(self._entries)
         now = self._clock.now()
         if first:
             if alive_at is not None:
-                await account_for_absence(fleet, self._entries, Absence(alive_at, now), self._log)
+                absence = Absence(alive_at, now)
+                await account_for_absence(fleet, self._entries, fires_since, absence, self._log)
             await fleet.settle()
-        return now
+        return {
+            name: fires_after(
+                entry, now=now, since=fires_since.get(name), alive_at=None if first else alive_at
+            )
+            for name, entry in self._entries.items()
+        }
 
     async def _fire_until_stopped(  # the parts of one replica
         self,
@@ -139,7 +146,7 @@ class Daemon:
         graphs: GraphThread,
         pool: Pool,
         *,
-        after: datetime,
+        after: Mapping[str, datetime],
     ) -> int:
         """Fire ticks until a stop is asked for, then let them end; return the exit code."""
         at_work: set[asyncio.Task[None]] = set()

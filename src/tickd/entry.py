@@ -235,3 +235,13 @@ class Entry(GraphKeys):
         room = self.jitter if following is None else min(self.jitter, following - tick.fire_time)
         part = int.from_bytes(hashlib.sha256(str(tick).encode()).digest()[:8])
         return timedelta(microseconds=(room // timedelta(microseconds=1)) * part // 2**64)
+
+    def started_by(self, instant: datetime) -> datetime:
+        """Return up to when every fire time has come to its start by the instant: the last one may be put off past it."""
+        back = min(self.jitter, SECOND)
+        while back < self.jitter and next(self.series.between(instant - back, instant), None) is None:
+            back = min(self.jitter, 2 * back)
+        for fire_time in self.series.between(instant - back, instant):
+            if fire_time + self.start_delay(Tick(self.name, fire_time)) > instant:
+                return fire_time - timedelta(microseconds=1)
+        return instant

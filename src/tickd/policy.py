@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from tickd.entry import Retries
+from tickd.entry import Entry, Retries
 from tickd.errors import Unusable
 from tickd.tick import Tick
 
@@ -70,6 +70,22 @@ def _s(duration: timedelta) -> str:
 def lateness(tick: Tick, *, delay: timedelta, now: datetime) -> timedelta:
     """Return how far `now` is past the instant at which the tick may start; negative while it is not due."""
     return now - (tick.fire_time + delay)
+
+
+def fires_after(
+    entry: Entry, *, now: datetime, since: datetime | None, alive_at: datetime | None
+) -> datetime:
+    """Return the instant after which a replica that begins now fires the graph.
+
+    That is now, or a little earlier for a tick whose start jitter puts off past now. `since` is when the graph's calendar
+    began, if it fires at all. `alive_at`, for a replica that joins others, is how far these had come for sure: in claim
+    mode it fires what came due after that as well, for they may die before they have written it down, and a row that is
+    there already stands.
+    """
+    after = entry.started_by(now)
+    if alive_at is not None and entry.mode == "claim":
+        after = min(after, entry.started_by(alive_at))
+    return after if since is None else max(after, min(since, now))
 
 
 @dataclass(frozen=True, slots=True)

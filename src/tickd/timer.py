@@ -36,8 +36,8 @@ class Timer:
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._scheduler.add_executor(_HandOver(self._calendar, fire), ENTRY)
 
-    def start(self, series: Mapping[str, Series], *, after: datetime) -> None:
-        """Begin with the first fire time of each graph strictly after the instant."""
+    def start(self, series: Mapping[str, Series], *, after: Mapping[str, datetime]) -> None:
+        """Begin with the first fire time of each graph strictly after its instant."""
         self._calendar.fill(series, after)
         self._scheduler.add_job(
             lambda: None,
@@ -82,10 +82,10 @@ class _Calendar(BaseTrigger):
         self._due: dict[datetime, list[str]] = {}
         self._told: dict[datetime, datetime] = {}
 
-    def fill(self, series: Mapping[str, Series], after: datetime) -> None:
+    def fill(self, series: Mapping[str, Series], after: Mapping[str, datetime]) -> None:
         self._series = series
         self._next = [
-            (first, graph) for graph, one in series.items() if (first := one.after(after)) is not None
+            (first, graph) for graph, one in series.items() if (first := one.after(after[graph])) is not None
         ]
         heapq.heapify(self._next)
 

@@ -103,6 +103,27 @@ def test_a_delay_never_reaches_the_next_fire_time(trigger, jitter, skip):
         assert len(times) == 1 or times[0] + delay < times[1]
 
 
+@given(
+    st.sampled_from(["every: 7s", "every: 300ms", "cron: '*/7 * * * *'", "cron: '59 23 * * mon-fri'", "at: [2026-05-05T00:00:00Z, 2026-05-05T00:00:01Z]"]),
+    st.sampled_from(["0s", "1ms", "6s", "7s", "1h", "100d"]),
+    st.timedeltas(timedelta(0), timedelta(days=2)),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_a_fire_time_belongs_to_whoever_is_there_when_its_tick_may_start(trigger, jitter, later):
+    """Two fleets that meet at an instant share the fire times out between them, put off or not."""
+    entry, instant = _entry(f"{trigger}, jitter: {jitter}"), TICK.fire_time + later
+
+    until = entry.started_by(instant)
+
+    around = [
+        *itertools.islice(entry.series.between(instant - timedelta(minutes=9), instant), 2000),
+        *itertools.islice(following(entry.series, instant), 2),
+    ]
+    started = [time for time in around if time + entry.start_delay(Tick("restock_plan", time)) <= instant]
+    assert [time for time in around if time <= until] == started
+    assert until == instant or jitter != "0s"
+
+
 def test_the_mark_of_a_calendar_changes_with_the_fire_times_and_with_nothing_else():
     """An edited expression must not be taken for ticks that were missed."""
     same = [

@@ -1,5 +1,6 @@
 """Fire times that nobody fired, and failed ticks: what is made up for, what is told, and when it is tried again."""
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -8,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickd.calendar import Interval, Series
-from tickd.entry import Retries
-from tickd.policy import Unfired, retry_pause, unfired
+from tickd.entry import Entry, Retries
+from tickd.policy import Unfired, fires_after, retry_pause, unfired
+from tickd.schedule import parse
+from tickd.tick import Tick
 
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -150,6 +153,49 @@ def test_only_the_policy_decides_what_runs(absence: Drawn):
     assert every.run == latest.coalesced + latest.run == none.missed
     assert latest.run == every.run[-1:]
     assert every.before == latest.before == none.before
+
+
+def entry(**keys: str) -> Entry:
+    """Return the entry of a graph that fires every ten seconds."""
+    graph = {"graph": "a.py:b", "every": "10s", **keys}
+    return parse(json.dumps({"graphs": {"letters": graph}}), path="s", environment={}).entries["letters"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "since", "alive_at", "expected"),
+    [
+        ({}, -60, None, 0),
+        # The graph is new, or its calendar was edited a moment ago, by this very replica's clock or not.
+        ({"mode": "claim"}, -1, -4, -1),
+        ({"mode": "claim"}, 3, -4, 0),
+        # It is paused: its ticks are fired, and skipped.
+        ({}, None, None, 0),
+        # The others have come this far for sure; in skip mode what they had not done yet is lost with them.
+        ({"mode": "claim"}, -60, -4, -4),
+        ({}, -60, -4, 0),
+        ({"mode": "claim"}, -60, 2, 0),
+    ],
+)
+def test_a_replica_begins_where_it_can_miss_nothing(
+    keys: dict[str, str], since: float | None, alive_at: float | None, expected: float
+):
+    """Each fire time is fired by somebody: by those who were there, or by whoever comes then."""
+    since_at, alive = (None if each is None else at(each)[0] for each in (since, alive_at))
+
+    assert fires_after(entry(**keys), now=NOON, since=since_at, alive_at=alive) == at(expected)[0]
+
+
+def test_a_replica_begins_with_the_tick_whose_start_was_put_off():
+    """With `jitter: 10m`, a deployment in these ten minutes would lose the nightly tick: the old fleet stops, the new is late."""
+    put_off = entry(jitter="10s")
+    delay = put_off.start_delay(Tick("letters", NOON))
+    assert delay > SECOND
+
+    after = fires_after(put_off, now=NOON + delay / 2, since=at(-60)[0], alive_at=None)
+
+    assert put_off.series.after(after) == NOON
+    after = fires_after(put_off, now=NOON + delay, since=at(-60)[0], alive_at=None)
+    assert put_off.series.after(after) == NOON + 10 * SECOND
 
 
 def test_a_graph_without_retries_has_failed_for_good():

@@ -57,7 +57,7 @@ class Asker:
 def calendar_of(series: Mapping[str, Series], clock: DatabaseClock | None = None) -> _Calendar:
     """Return a calendar of these series, from ten o'clock on."""
     calendar = _Calendar(clock or SkewedClock(), LEAD)
-    calendar.fill(series, TEN)
+    calendar.fill(series, dict.fromkeys(series, TEN))
     return calendar
 
 
