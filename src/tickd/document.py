@@ -49,6 +49,7 @@ class Faults:
 
     file: str
     _found: dict[tuple[Place, str], Fault] = field(default_factory=dict)
+    _places: set[Place] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -57,7 +58,12 @@ class Faults:
         """Take down a fault; `of` says whose it is, and does not make it another fault."""
         if len(message) > LONGEST_MESSAGE:  # it quotes the file, and there a text can have any length
             message = f"{message[:LONGEST_MESSAGE]}..."
+        self._places.add(place)
         self._found.setdefault((place, message), Fault(self.file, place.line, place.column, of + message))
+
+    def any_at(self, place: Place) -> bool:
+        """Whether something is wrong at this very place."""
+        return place in self._places
 
     def in_order(self) -> tuple[Fault, ...]:
         """Return them in the order of the file."""

@@ -44,7 +44,7 @@ SYNONYMS: Final = {
     "kwargs": "input",
     "retention": "keep",
 }
-# Where the search for a first fire time begins (tickd is no older), and the tick that shows which thread ids two graphs would share.
+# Where the search for a first fire time begins, for tickd is no older; and a tick that shows which threads graphs share.
 SOME_INSTANT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 Pairs = Mapping[str, tuple[Place, Node]]
@@ -127,15 +127,19 @@ class _Reader:
         return {}
 
     def _defaults(self, root: Tree) -> Pairs:
-        """Return what every graph starts from: the file's time zone and `defaults`."""
-        pairs = {"timezone": root.pairs["timezone"]} if "timezone" in root.pairs else {}
+        """Return what every graph starts from: the file's time zone and `defaults`, without what is wrong with them."""
+        top = {"timezone": root.pairs["timezone"]} if "timezone" in root.pairs else {}
+        own: Pairs = {}
         if "defaults" in root.pairs:
             place, node = root.pairs["defaults"]
             if isinstance(node, Tree):
-                pairs |= node.pairs
+                own = node.pairs
             elif not is_null(node) and not (isinstance(node, Scalar) and node.empty):
                 self.faults.add(place, "'defaults' takes a mapping of keys that a graph may have")
-        keys = self._keys(Tree(_without_nulls(pairs), root.place), of="defaults: ")
+        return {**self._usable(top, root.place, of=""), **self._usable(own, root.place, of="defaults: ")}
+
+    def _usable(self, pairs: Pairs, place: Place, *, of: str) -> Pairs:
+        keys = self._keys(Tree(_without_nulls(pairs), place), of=of)
         return {key: pair for key, pair in pairs.items() if key in keys.model_fields_set}
 
     def _graph(self, name: str, place: Place, node: Node, defaults: Pairs) -> None:
@@ -242,6 +246,8 @@ class _Reader:
             elif isinstance(node, Items) and isinstance(step, int):
                 node = node.nodes[step]
         if isinstance(node, Scalar) and placeholder.has_placeholder(node.text):
+            if self.faults.any_at(node.place):
+                return  # it could not even be filled
             message = f"what {node.text!r} stands for cannot be used here"
         self.faults.add(node.place, message, of=of)
 
@@ -297,10 +303,17 @@ def _merged(defaults: Pairs, own: Pairs) -> Pairs:
     dropped = {*TRIGGERS, "anchor"} if any(key in own for key in TRIGGERS) else set()
     merged = {key: pair for key, pair in defaults.items() if key not in dropped} | dict(own)
     for key in NESTED.keys() & defaults.keys() & own.keys():
-        default, (place, node) = defaults[key][1], own[key]
+        default, (place, node) = _spread(key, defaults[key][1]), own[key]
         if isinstance(default, Tree) and isinstance(node, Tree):
             merged[key] = (place, Tree({**default.pairs, **node.pairs}, node.place))
     return merged
+
+
+def _spread(key: str, node: Node) -> Node:
+    """Return the long form of `keep: 7d`, so that a graph can take over a part of it."""
+    if key == "keep" and isinstance(node, Scalar):
+        return Tree(dict.fromkeys(Keep.model_fields, (node.place, node)), node.place)
+    return node
 
 
 def _without_nulls(pairs: Pairs) -> Pairs:

@@ -76,6 +76,9 @@ def test_a_delay_is_the_same_on_every_replica_and_differs_from_tick_to_tick():
     delays = [entry.start_delay(tick) for tick in ticks]
     assert delays == [_entry("every: 10m, jitter: 5m").start_delay(tick) for tick in ticks]
     assert len(set(delays)) == 50
+    assert entry.start_delay(TICK) == timedelta(
+        seconds=297, microseconds=624366
+    )  # in every process, in every release
     assert max(delays) < timedelta(minutes=5)
     assert max(delays) - min(delays) > timedelta(minutes=3)
     other = _entry("every: 10m, jitter: 5m", name="pack_audit")

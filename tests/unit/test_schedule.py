@@ -329,6 +329,13 @@ def test_an_expression_that_only_ever_falls_into_the_gap_is_refused():
     ]
 
 
+def test_an_expression_whose_days_never_meet_is_refused():
+    """With a star in one of them both day fields must match, and no fifth Monday is the 1st or the 30th of February."""
+    assert _faults("graphs:\n  a: {graph: a:b, cron: '*/5 * */29 2 mon#5'}") == [
+        "2:25: graph 'a': cron: it never fires: no day and time of the calendar match"
+    ]
+
+
 def test_doubtful_expressions_are_warned_about_where_they_stand():
     """They are legal; each of a list has its own place."""
     schedule = _parse("graphs:\n  a:\n    graph: a:b\n    cron:\n      - '*/7 * * * *'\n      - 0 9 13 * 5\n")
@@ -380,6 +387,30 @@ def test_null_takes_back_what_the_defaults_say():
     )
 
 
+@pytest.mark.parametrize(
+    ("default", "own", "threads", "ticks"),
+    [("7d", "{threads: 1d}", 1, 7), ("{ticks: 7d}", "{threads: 1d}", 1, 7), ("{ticks: 7d}", "1d", 1, 1), ("~", "{ticks: 1d}", None, 1)],
+)  # fmt: skip
+def test_a_graph_takes_over_what_it_does_not_say_of_keep_itself(default, own, threads, ticks):
+    """In either form: a duration is short for both."""
+    keep = (
+        _parse(f"defaults: {{keep: {default}}}\ngraphs: {{a: {{graph: a:b, every: 1s, keep: {own}}}}}")
+        .entries["a"]
+        .keep
+    )
+    assert (keep.threads, keep.ticks) == (
+        threads and timedelta(days=threads),
+        ticks and timedelta(days=ticks),
+    )
+
+
+def test_a_default_of_another_form_does_not_get_in_the_way():
+    """It is a fault of its own, told once."""
+    assert _faults("defaults: {config: 1}\ngraphs: {a: {graph: a:b, every: 1s, config: {tags: x}}}") == [
+        "1:20: defaults: config: a mapping was expected"
+    ]
+
+
 def test_a_fault_of_the_defaults_is_reported_once():
     """Not once per graph."""
     graphs = "".join(f"  g{i}: {{graph: a:b, every: 1s}}\n" for i in range(5))
@@ -387,6 +418,14 @@ def test_a_fault_of_the_defaults_is_reported_once():
         "1:21: defaults: timeout: '5' is not a duration such as 500ms, 30s, 10m, 2h or 1d",
         "1:24: defaults: unknown key 'keeep'; did you mean 'keep'?",
     ]
+
+
+def test_a_fault_of_the_files_own_zone_is_reported_once():
+    """It is neither a graph's nor that of the defaults."""
+    assert _faults(f"timezone: Europe/Berln\n{_graph()}") == [
+        "1:11: timezone: 'Europe/Berln' is not an IANA time zone; did you mean 'Europe/Berlin'?"
+    ]
+    assert _faults(f"timezone:\n{_graph()}") == ["1:1: 'timezone' has no value"]
 
 
 def test_a_fault_behind_an_alias_is_reported_once():
@@ -562,6 +601,14 @@ def test_what_a_placeholder_stands_for_is_never_shown(line):
     faults = "\n".join(_faults(text, S="hunter2-secret"))
     assert "S}" in faults or "brace" in faults
     assert not any("hunter2-secret"[i : i + 4] in faults for i in range(len("hunter2-secret") - 3))
+
+
+def test_a_placeholder_of_a_list_that_cannot_be_filled_is_one_fault():
+    """That the rest of the list is read all the same must not bring a second one."""
+    assert _faults("graphs: {a: {graph: a:b, cron: ['${NOPE}', '61 * * * *', '@daily']}}") == [
+        "1:33: graph 'a': cron: the environment has no NOPE: set it, or write ${NOPE:-default}",
+        "1:44: graph 'a': cron: minute: '61' is out of range; 0-59 is the range",
+    ]
 
 
 def test_placeholders_are_not_filled_in_keys():
