@@ -75,7 +75,7 @@ class Cron:
 
     def next_wall_clock(self, after: datetime) -> datetime | None:
         """Return the first matching wall-clock time strictly after a naive one; None when there is none in 50 years."""
-        engine = copy.copy(self.engine)  # the engine is its own cursor; this object stays as it is
+        engine = copy.copy(self.engine)  # it is its own cursor, and several threads may ask at once
         engine.dt = after.replace(microsecond=0)
         try:
             return next(engine)

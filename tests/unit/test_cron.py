@@ -1,5 +1,6 @@
 import re
 import time
+from datetime import datetime
 
 import pytest
 
@@ -124,6 +125,7 @@ def test_a_nickname_is_its_expression(nickname, meaning):
         ("0 9 * * fri-sun", "day-of-week: 'fri-sun' runs backwards; Sunday is 0 and 7: write 5-7"),
         ("0 9 * * sat-mon", "day-of-week: 'sat-mon' runs backwards; write 6-7,0-1"),
         ("0 22-6 * * *", "hour: '22-6' runs backwards; write 22-23,0-6"),
+        ("0 5-4 * * *", "hour: '5-4' runs backwards; write 5-23,0-4"),
         ("*/0 * * * *", "minute: '*/0' steps by 0: a step is 1 or more"),
         ("60 * * * *", "minute: '60' is out of range; 0-59 is the range"),
         ("0 24 * * *", "hour: '24' is out of range; 0-23 is the range"),
@@ -200,9 +202,14 @@ def test_an_expression_says_itself_in_words():
 
 
 def test_asking_does_not_move_the_expression():
-    """It is cached and shared by graphs; the engine below it is a cursor."""
+    """It is cached, shared by graphs, and asked by a reload in another thread; the engine below it is a cursor."""
     cron = parse_cron("0 9 * * *")
     assert cron is parse_cron("0 9 * * *")
-    later = series("0 9 * * *")
-    assert first(later, "2030-01-01", 1) == "2030-01-01T09:00"
-    assert first(series("0 9 * * *"), "2026-01-01", 1) == "01-01T09:00"
+    before = cron.engine.dt
+    assert cron.next_wall_clock(datetime(2030, 1, 1)) == datetime(2030, 1, 1, 9)  # noqa: DTZ001  # a wall clock
+    assert cron.engine.dt == before
+
+
+def test_the_last_year_there_is_ends_the_series():
+    """Looking on from there leaves the calendar of datetime."""
+    assert parse_cron("0 0 29 2 *").next_wall_clock(datetime(9999, 12, 31)) is None  # noqa: DTZ001  # a wall clock
