@@ -99,11 +99,15 @@ def statements() -> Iterator[tuple[str, Any, Any]]:
     yield "WAITING", ledger.WAITING, [SPACE]
     yield "SUSPECTS", ledger.SUSPECTS, [SPACE]
     yield "WORK", claim.WORK, [SPACE]
-    yield (
-        "ENQUEUE",
-        claim.ENQUEUE,
-        tick | thread | {"most": 100, "refusal": "backlog_full", "thread_id": "t"},
-    )
+    due = {
+        "graphs": [graph],
+        "keys": [1],
+        "fire_times": [new],
+        "thread_ids": ["t"],
+        "run_ids": [uuid.UUID(int=1)],
+    }
+    limits = {"most": [100], "refusals": ["backlog_full"], "heed_interrupts": [True]}
+    yield "ENQUEUE", claim.ENQUEUE, {"space": SPACE} | due | limits
     yield "CLAIM", claim.CLAIM, claimed
     yield "HAS_READY", claim.HAS_READY, {"space": SPACE, "graph": graph}
     yield "RENEW", claim.RENEW, (timedelta(seconds=15), SPACE, graph, LAST, 7)
