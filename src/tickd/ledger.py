@@ -26,6 +26,8 @@ from tickd.lock import LockSession, closing, open_session
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_instant
 
 
+# `orphaned`: whoever gets the lock knows that a tick without an outcome has lost its holder. It may only stand still, and
+# what it still writes is late, though its thread is not the new tick's.
 HOLD_AND_ADMIT = """
 WITH known AS MATERIALIZED (
     SELECT replica, outcome
@@ -69,6 +71,13 @@ WITH known AS MATERIALIZED (
     SELECT %(thread_id)s::text, %(space)s::int, %(graph)s::text, token FROM admitted
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
+), orphaned AS (
+    UPDATE tickd.threads
+    SET token = admitted.token
+    FROM admitted, tickd.ticks AS lost
+    WHERE lost.space = %(space)s AND lost.graph = %(graph)s AND lost.mode = 'skip' AND lost.outcome IS NULL
+      AND threads.thread_id = lost.thread_id AND threads.token = lost.token
+      AND threads.space = %(space)s AND threads.graph = %(graph)s AND threads.thread_id <> %(thread_id)s
 )
 SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
        waiting.replica, waiting.admitted_at, waiting.fire_time
@@ -159,13 +168,25 @@ WHERE t.space = %s AND t.mode = 'skip' AND t.outcome IS NULL
 """
 # A holder records before it unlocks. So a row that has no outcome in a snapshot taken *after* its lock was seen to be
 # free has lost its holder, and the update makes one replica the one that says so.
+# Its thread goes to no hold at all (no token is 0), unless a write is under way on it, which a sweep does not wait for.
 ABANDON = """
-UPDATE tickd.ticks AS t
-SET outcome = 'abandoned', finished_at = clock_timestamp()
-FROM unnest(%s::text[], %s::timestamptz[], %s::bigint[]) AS suspect (graph, fire_time, token)
-WHERE t.space = %s AND t.graph = suspect.graph AND t.fire_time = suspect.fire_time AND t.token = suspect.token
-  AND t.outcome IS NULL
-RETURNING t.graph, t.fire_time, t.token, t.attempt, t.replica, t.admitted_at
+WITH abandoned AS (
+    UPDATE tickd.ticks AS t
+    SET outcome = 'abandoned', finished_at = clock_timestamp()
+    FROM unnest(%(graphs)s::text[], %(fire_times)s::timestamptz[], %(tokens)s::bigint[])
+      AS suspect (graph, fire_time, token)
+    WHERE t.space = %(space)s AND t.graph = suspect.graph AND t.fire_time = suspect.fire_time
+      AND t.token = suspect.token AND t.outcome IS NULL
+    RETURNING t.graph, t.fire_time, t.token, t.attempt, t.replica, t.admitted_at, t.thread_id
+), free AS MATERIALIZED (
+    SELECT thread_id
+    FROM tickd.threads JOIN abandoned USING (thread_id, graph, token)
+    WHERE space = %(space)s
+    FOR UPDATE OF threads SKIP LOCKED
+), orphaned AS (
+    UPDATE tickd.threads SET token = 0 FROM free WHERE threads.thread_id = free.thread_id
+)
+SELECT graph, fire_time, token, attempt, replica, admitted_at FROM abandoned
 """
 LISTEN = "LISTEN tickd"
 ANNOUNCE = "SELECT pg_notify('tickd', %s)"
@@ -359,7 +380,8 @@ async def abandon(connection: AsyncConnection[Any], space: int) -> list[Abandone
     if not suspects:
         return []
     graphs, fire_times, tokens = (list(column) for column in zip(*suspects, strict=True))
-    cursor = await connection.execute(ABANDON, (graphs, fire_times, tokens, space))
+    suspected = {"graphs": graphs, "fire_times": fire_times, "tokens": tokens, "space": space}
+    cursor = await connection.execute(ABANDON, suspected)
     return [
         Abandoned(Tick(graph, fire_time.astimezone(UTC)), token, attempt, replica, since.astimezone(UTC))
         for graph, fire_time, token, attempt, replica, since in await cursor.fetchall()

@@ -390,6 +390,44 @@ async def test_an_admitted_tick_without_a_holder_is_abandoned_once_over_all_repl
     assert onlooker.value("SELECT outcome FROM tickd.ticks") == "abandoned"
 
 
+FENCES = "SELECT thread_id, token FROM tickd.threads ORDER BY thread_id"
+
+
+async def test_the_next_tick_of_a_graph_takes_the_thread_of_one_that_lost_its_holder(
+    open_as: Open, onlooker: Onlooker
+):
+    """The holder may only stand still. When it goes on, its thread is still its own unless somebody has moved it."""
+    a, b, c = await open_as("a"), await open_as("b"), await open_as("c")
+    await ended(a, tick(0))
+    await admit(a, tick(1), thread="lost")
+    await admit(c, tick(1, "pack_audit"), thread="of another graph")
+    onlooker.terminate(a.connection.info.backend_pid)
+    await onlooker.until(lambda: len(onlooker.locks()) == 1)
+
+    assert await admit(b, tick(2), thread="next") == (True, Admission(3, 1, "next"))
+
+    assert onlooker.rows(FENCES) == [("lost", 3), ("next", 3), ("of another graph", 1), (str(tick(0)), 0)]
+
+
+async def test_an_abandoned_tick_s_thread_is_nobody_s(open_as: Open, onlooker: Onlooker, admin_dsn: str):
+    """Until the graph's next tick it may be a day. A sweep does not wait for a write that is under way."""
+    a = await open_as("a")
+    await admit(a, tick(), thread="lost")
+    await admit(a, tick(0, "pack_audit"), thread="being written")
+    onlooker.terminate(a.connection.info.backend_pid)
+    await onlooker.until(lambda: not onlooker.locks())
+    async with (
+        await psycopg.AsyncConnection.connect(admin_dsn) as writer,
+        await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled,
+    ):
+        await writer.execute("SELECT FROM tickd.threads WHERE thread_id = 'being written' FOR SHARE")
+
+        found = await ledger.abandon(pooled, 7301)
+
+    assert {one.tick.graph for one in found} == {GRAPH, "pack_audit"}
+    assert onlooker.rows(FENCES) == [("being written", 1), ("lost", 0)]
+
+
 @pytest.mark.parametrize("graph", [GRAPH, "pack_audit"])
 @pytest.mark.parametrize("space", [-(2**31), -7, 7301])
 async def test_a_holder_is_seen_whatever_the_signs_of_its_lock_are(
@@ -412,8 +450,9 @@ async def test_a_tick_that_ends_between_the_look_and_the_verdict_is_not_abandone
         suspects = await (await pooled.execute(ledger.SUSPECTS, [7301])).fetchall()
         assert len(suspects) == 1
         await ledger.record(a, tick(), token=1, finish=RAN)
-        columns = [list(column) for column in zip(*suspects, strict=True)]
-        verdict = await pooled.execute(ledger.ABANDON, (*columns, 7301))
+        graphs, fire_times, tokens = (list(column) for column in zip(*suspects, strict=True))
+        suspected = {"graphs": graphs, "fire_times": fire_times, "tokens": tokens, "space": 7301}
+        verdict = await pooled.execute(ledger.ABANDON, suspected)
 
         assert await verdict.fetchall() == []
     assert onlooker.value("SELECT outcome FROM tickd.ticks") == "ran"
