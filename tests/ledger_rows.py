@@ -24,7 +24,8 @@ ORDER BY graph, fire_time
 OPEN = """
 SELECT graph, fire_time, attempt, replica
 FROM tickd.ticks
-WHERE graph = coalesce(%(graph)s, graph) AND (outcome IS NULL OR outcome = 'handed_off')
+WHERE graph = coalesce(%(graph)s, graph) AND fire_time <= coalesce(%(until)s, 'infinity'::timestamptz)
+  AND (outcome IS NULL OR outcome = 'handed_off')
 ORDER BY graph, fire_time
 """
 
@@ -39,9 +40,9 @@ def fates(witness: Witness, graph: str) -> dict[datetime, tuple[str | None, str 
     return {row.fire_time: (row.outcome, row.error_type) for row in ticks(witness, graph)}
 
 
-def open_ticks(witness: Witness, graph: str | None = None) -> list[Any]:
-    """Return the ticks that have not come to their end."""
-    return witness.query(OPEN, graph=graph)
+def open_ticks(witness: Witness, graph: str | None = None, until: datetime | None = None) -> list[Any]:
+    """Return the ticks that have not come to their end, of one graph or of all, up to a fire time or all."""
+    return witness.query(OPEN, graph=graph, until=until)
 
 
 def wait_for_row(witness: Witness, graph: str, wanted: Callable[[Any], bool], *, timeout: float = 30) -> Any:
@@ -56,10 +57,12 @@ def wait_for_row(witness: Witness, graph: str, wanted: Callable[[Any], bool], *,
         threading.Event().wait(POLL_SECONDS)
 
 
-def wait_until_nothing_waits(witness: Witness, *, timeout: float = 60) -> None:
-    """Return once no tick of any graph is open; fails at the timeout (seconds)."""
+def wait_until_ended(
+    witness: Witness, graph: str | None = None, *, until: datetime | None = None, timeout: float = 60
+) -> None:
+    """Return once no tick is open, of one graph or of all, up to a fire time or all; fails at the timeout (seconds)."""
     deadline = time.monotonic() + timeout
-    while rows := open_ticks(witness):
+    while rows := open_ticks(witness, graph, until):
         assert time.monotonic() < deadline, f"{len(rows)} ticks are open: {rows[:20]}"
         threading.Event().wait(POLL_SECONDS)
 
