@@ -76,7 +76,7 @@ async def start() -> AsyncIterator[Start]:
         clock.error = error
         fired = Fired(clock)
         timer = Timer(clock, lead=LEAD, fire=fired)
-        timer.start(series, after=clock.now())
+        timer.start(series, after=dict.fromkeys(series, clock.now()))
         timers.append(timer)
         return timer, fired, clock
 
