@@ -85,7 +85,7 @@ class Cron:
     def in_words(self) -> str:
         """Return the expression as a sentence."""
         fields = self.fields[1:] if self.fields[0] == "0" else self.fields
-        return CronSim(" ".join(fields), datetime(2000, 1, 1)).explain()  # noqa: DTZ001 - a wall clock has no zone
+        return CronSim(" ".join(fields), datetime(2000, 1, 1)).explain()  # noqa: DTZ001  # a wall clock has no zone
 
     def doubts(self) -> Iterator[str]:
         """Yield what a person probably did not mean by this expression, a sentence each."""
@@ -130,7 +130,7 @@ def parse_cron(text: str) -> Cron:
     for field, part in zip(FIELDS, fields, strict=True):
         _check(field, part)
     try:
-        return Cron(written, fields, CronSim(" ".join(fields), datetime(2000, 1, 1)))  # noqa: DTZ001 - as above
+        return Cron(written, fields, CronSim(" ".join(fields), datetime(2000, 1, 1)))  # noqa: DTZ001  # as above
     except CronSimError:
         # Each field is right by itself, so what is left is a day that none of the months has.
         raise ValueError(f"{text!r} never fires: no month of it has such a day") from None
