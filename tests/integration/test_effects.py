@@ -32,6 +32,12 @@ ON CONFLICT (thread_id) DO UPDATE SET token = EXCLUDED.token
 """
 EFFECTS = "SELECT name, token, received_at IS NOT NULL, receipt FROM tickd.effects ORDER BY name"
 
+NOTING = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%UPDATE tickd.effects%'
+) AS waits
+"""
+
 
 class World:
     """The world outside, which counts what is done to it, and may break down before or after it was done."""
@@ -355,22 +361,24 @@ async def test_a_stale_holder_still_notes_what_it_has_done(stage):
 
 async def test_a_run_that_is_cancelled_notes_what_it_has_done(stage):
     """A time-out or a drain in the very moment between the deed and its receipt would leave a doubt for nothing."""
-    noting = asyncio.Event()
 
     async def pay(key: str) -> Any:
         # The row is locked, so that noting the receipt takes as long as the test wants.
         await stage.connection.execute("BEGIN")
         await stage.connection.execute("SELECT FROM tickd.effects FOR UPDATE")
-        receipt = await stage.world.acharge(key)
-        asyncio.get_running_loop().call_soon(noting.set)
-        return receipt
+        return await stage.world.acharge(key)
 
     async def node(_: State, config: RunnableConfig) -> State:
         return {"seen": [str(await once(config, "charge", action=pay))]}
 
     running = asyncio.create_task(stage.run(one_node(node), 5, {"seen": []}))
-    await noting.wait()
-    running.cancel()
+    async with stage.pool.connection() as onlooker, asyncio.timeout(20):
+        while not (await (await onlooker.execute(NOTING)).fetchone())["waits"]:
+            pass
+        running.cancel()
+        # Each answer is a turn of the loop: the node has long been told.
+        for _ in range(50):
+            await onlooker.execute(NOTING)
     await stage.connection.execute("COMMIT")
     with pytest.raises(asyncio.CancelledError):
         await running
