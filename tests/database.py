@@ -71,7 +71,8 @@ class Database:
 
     def create(self, template: str = "template0") -> None:
         """Create the database: empty, or as a copy of another."""
-        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}")
+        # Ten times as fast as the default strategy, which writes every page to the log, where nothing is synced to disk.
+        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} STRATEGY file_copy")
         names = map(sql.Identifier, (self.name, self.server.owner, template))
         self.connection.execute(statement.format(*names))
 

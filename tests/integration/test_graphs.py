@@ -152,9 +152,10 @@ async def test_what_a_factory_holds_open_is_closed_at_the_end(tmp_path: Path, mo
         """
     )
 
+    before = set(sys.modules)
     async with AsyncExitStack() as stack:
         await load_all([Reference("restock_plan", "./shop.py:graph")], tmp_path, stack)
-        (shop,) = [sys.modules[name] for name in sys.modules if name.startswith("tickd_graph_shop")]
+        (shop,) = [sys.modules[name] for name in set(sys.modules) - before if "shop" in name]
         assert shop.events == ["opened"]
     assert shop.events == ["opened", "closed"]
 

@@ -505,11 +505,11 @@ async def test_a_replica_runs_no_more_than_it_may(play: Play, book: Logbook, gat
     """The tick waits for room within its grace, and says that there was none."""
     graphs = {GRAPH: graph_of(one=gate.sync_node), "pack_audit": graph_of(one=step("one"))}
     limits = Limits(max_running=1, lock_attempts=1, drain_timeout=SECOND)
-    replica = await play(graphs, limits=limits, keys={"grace": "400ms"})
+    replica = await play(graphs, limits=limits, keys={"grace": "10s"})
     running = asyncio.create_task(run(replica))
     await gate.arrive()
 
-    await run(replica, replica.due("pack_audit"))
+    await run(replica, replica.due("pack_audit", late=9.5 * SECOND))
 
     missed = only(book.terminal())
     assert (missed["event"], missed["graph"], missed["reason"]) == ("tick.missed", "pack_audit", "no_room")
@@ -524,11 +524,11 @@ async def test_a_graph_that_blocks_the_graph_loop_holds_no_other_graph(
 ):
     """B6: held, and not begun, it would be kept from the replicas that could run it."""
     graphs = {GRAPH: graph_of(one=gate.blocking_node), "pack_audit": graph_of(one=step("one"))}
-    replica = await play(graphs, keys={"grace": "400ms"})
+    replica = await play(graphs, keys={"grace": "10s"})
     running = asyncio.create_task(run(replica))
     await gate.arrive()
 
-    await run(replica, replica.due("pack_audit"))
+    await run(replica, replica.due("pack_audit", late=9.5 * SECOND))
 
     missed = only(book.terminal())
     assert (missed["event"], missed["graph"], missed["reason"]) == (
