@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -111,7 +111,11 @@ class Daemon:
                 clock=self._clock,
                 stop=self._stop,
             )
-            async with closing(await open_session(self._place)) as session:
+            # The slot that the preparation had may be somebody else's by now.
+            present = await start.insist(lambda: open_session(self._place), self._settings.database_deadline)
+            if present is None:
+                return 0
+            async with closing(present) as session:
                 fleet = Fleet(session)
                 after = await self._join(fleet)
                 return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)
@@ -300,8 +304,10 @@ class Daemon:
         try:
             yield graphs
         finally:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await graphs.close()
+            # What is left then, a factory that does not let go, ends with the process.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await graphs.close()
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,9 @@
 """The database at the start: waited for, migrated, and probed for whether locks taken there exclude anybody."""
 
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from tickd.clock import DatabaseClock
 from tickd.dsn import Dsn
@@ -22,6 +24,8 @@ from tickd.policy import backoff
 from tickd.runner import Unreachable
 from tickd.stop import Stop
 
+
+T = TypeVar("T")
 
 FIRST_PAUSE = timedelta(milliseconds=200)
 LONGEST_PAUSE = timedelta(seconds=5)
@@ -53,7 +57,12 @@ class DatabaseStart:
         self._log = log
 
     async def wait(self, patience: timedelta) -> bool | None:
-        """Connect, migrate and probe, with one line per failed attempt; return whether the pool's way leads through a pooler.
+        """Connect, migrate and probe; return whether the pool's way leads through a pooler. See `insist`."""
+        deadline = time.monotonic() + patience.total_seconds()
+        return await self.insist(lambda: self._prepare(deadline), patience)
+
+    async def insist(self, attempt: Callable[[], Awaitable[T]], patience: timedelta) -> T | None:
+        """Attempt again and again, with one line per failure, and return the result.
 
         None when a stop was asked for meanwhile. Raises DatabaseUnusable at the end of the patience, and at once for a
         refusal that waiting does not change.
@@ -63,7 +72,7 @@ class DatabaseStart:
         while True:
             tries += 1
             try:
-                through_pooler = await self._prepare(deadline)
+                result = await attempt()
             except Unreachable as error:
                 reason = self._place.dsn.redact(text_of(error).strip()) or type(error).__name__
                 self._refuse_final(reason)
@@ -80,7 +89,7 @@ class DatabaseStart:
             else:
                 if tries > 1:
                     self._log.info("database.reachable", tries=tries)
-                return through_pooler
+                return result
 
     async def _prepare(self, deadline: float) -> bool | None:
         async with closing(await open_session(self._place)) as session:

@@ -22,11 +22,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import psycopg
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
 from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tickd.dsn import Dsn
 from tickd.fence import FencedSaver
@@ -199,8 +200,7 @@ class Run:
                 given, config, context=order.context, durability=order.durability, control=self._control
             )
         except GraphDrained:
-            state = await graph.aget_state(config)
-            return RunEnd(EndKind.DRAINED, saver.steps, next_nodes=tuple(state.next))
+            return RunEnd(EndKind.DRAINED, saver.steps, next_nodes=await _next_nodes(graph, config))
         if isinstance(result, dict) and result.get("__interrupt__"):
             return RunEnd(
                 EndKind.INTERRUPTED, saver.steps, interrupts=tuple(i.value for i in result["__interrupt__"])
@@ -226,6 +226,14 @@ async def _continues(saver: AsyncPostgresSaver, config: Any, run_id: uuid.UUID) 
     """Say whether the thread's newest checkpoint is of this very run, so that None continues it."""
     found = await saver.aget_tuple(config)
     return found is not None and str(found.metadata.get("run_id")) == str(run_id)
+
+
+async def _next_nodes(graph: Any, config: Any) -> tuple[str, ...]:
+    """Return what the next attempt begins with; nothing when the database cannot say, for the run has drained all the same."""
+    try:
+        return tuple((await graph.aget_state(config)).next)
+    except (psycopg.Error, PoolTimeout):
+        return ()
 
 
 async def _input_of(order: RunOrder) -> Any:
