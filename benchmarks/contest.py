@@ -17,7 +17,7 @@ from benchmarks.peers import peers_python
 from benchmarks.pieces import report
 from benchmarks.plan import Plan, Start, read_starts
 from benchmarks.quantiles import spread
-from benchmarks.server import ConnectionSampler, Database, Server, resident_bytes, tree_cpu_seconds
+from benchmarks.server import ConnectionSampler, Database, Server, put_ahead, resident_bytes, tree_cpu_seconds
 from benchmarks.workloads import Workload
 
 
@@ -60,12 +60,15 @@ class Failed(Exception):
 class Contest:
     """Runs the replicas of one contender and measures them over the workload's window."""
 
-    def __init__(self, server: Server, contender: Contender, workload: Workload, *, keep: bool) -> None:
+    def __init__(
+        self, server: Server, contender: Contender, workload: Workload, *, keep: bool, ahead: bool
+    ) -> None:
         self._server = server
         self._contender = contender
         self._workload = workload
         self._python = str(peers_python()) if contender.peer else sys.executable
         self._keep = keep
+        self._ahead = ahead
         self._home = Path(tempfile.mkdtemp(prefix=f"bench-{workload.letter}-{contender.name}-"))
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -98,6 +101,10 @@ class Contest:
         for number in range(workload.replicas):
             self._start(f"r{number + 1}")
         self._await_ready()
+        if self._ahead:
+            self._server.put_ahead()
+            for process in self._processes:
+                put_ahead(process.pid)
         ready_after = time.time() - began
         first = workload.begins(time.time())
         last = first + workload.window - 1
@@ -245,7 +252,13 @@ def _sleep_until(moment: float) -> None:
 
 
 def run_contest(
-    server: Server, name: str, workload: Workload, *, keep: bool = False, database: Database | None = None
+    server: Server,
+    name: str,
+    workload: Workload,
+    *,
+    keep: bool = False,
+    ahead: bool = False,
+    database: Database | None = None,
 ) -> dict[str, Any]:
     """Run one contender on one workload and return the figures, ready for JSON.
 
@@ -253,7 +266,7 @@ def run_contest(
     """
     contender = CONTENDERS[name]
     try:
-        return Contest(server, contender, workload, keep=keep).run(database)
+        return Contest(server, contender, workload, keep=keep, ahead=ahead).run(database)
     except Failed as error:
         if not contender.peer:
             raise
