@@ -32,6 +32,8 @@ class Timer:
     """Calls `fire` with all ticks of one instant or of several that passed together, in fire-time order."""
 
     def __init__(self, clock: DatabaseClock, *, lead: timedelta, fire: Callable[[list[Tick]], None]) -> None:
+        self._clock = clock
+        self._lead = lead
         self._calendar = _Calendar(clock, lead)
         self._scheduler = AsyncIOScheduler(timezone=UTC)
         self._scheduler.add_executor(_HandOver(self._calendar, fire), ENTRY)
@@ -56,12 +58,14 @@ class Timer:
             self._scheduler.reschedule_job(ENTRY, trigger=self._calendar)
 
     def overdue(self) -> timedelta:
-        """Return how far past its next wake-up the timer is; zero while it sleeps as it should."""
-        entry = self._scheduler.get_job(ENTRY)
-        if entry is None or entry.next_run_time is None:
+        """Return how far past its next wake-up the timer is; zero while it sleeps as it should.
+
+        By the database's clock, which a step of this host's does not move: a timer is not dead because it is another hour.
+        """
+        instant = self._calendar.upcoming()
+        if instant is None:
             return timedelta(0)
-        late: timedelta = datetime.now(UTC) - entry.next_run_time  # noqa: TID251  # the wake-up is by this clock
-        return max(timedelta(0), late)
+        return max(timedelta(0), self._clock.now() - (instant - self._lead))
 
     def stop(self) -> None:
         """Fire nothing any more; what has been fired is not touched."""
@@ -97,6 +101,10 @@ class _Calendar(BaseTrigger):
         wake = instant + self._clock.skew() - self._lead
         self._told[wake] = instant
         return wake
+
+    def upcoming(self) -> datetime | None:
+        """Return the earliest instant that APScheduler has been told of and that has not been taken."""
+        return self._instants[0] if self._instants else None
 
     def take(self, wakes: Iterable[datetime]) -> list[Tick]:
         """Return the ticks of every instant up to the last of these, and forget them."""
