@@ -91,7 +91,7 @@ def test_a_role_that_may_not_create_is_told_so(fleet: Fleet, database: Database,
     failed = replica.wait_for("daemon.failed")
     assert said in failed["error"]
     assert "tickd migrate" in failed["error"]
-    assert "GRANT CREATE" in failed["error"]
+    assert "CREATE ON SCHEMA public" in failed["error"]
     assert "Traceback" not in replica.said()
 
 
