@@ -29,7 +29,7 @@ def test_a_role_that_ends_idle_sessions_does_not_end_a_hold(
     assert fleet.lines("tick.lock_lost") == []
     assert fleet.lines("tick.failed") == []
     assert fleet.lines("tick.error") == []
-    assert len(fleet.lines("tick.ran")) >= 2
+    assert fleet.lines("tick.ran")
     assert (witness.overlaps(), witness.repeats()) == ([], [])
 
 

@@ -62,9 +62,10 @@ async def test_a_transaction_lock_holds_nothing(places: Places, monkeypatch: pyt
     """In autocommit it is gone before the answer arrives: two runs at once, and updates lost."""
     monkeypatch.setattr("tickd.lock.TRY_LOCK", "SELECT pg_try_advisory_xact_lock(%s::int, %s::int)")
 
-    result = await race(bare, places("a"), places("b"), patience=PATIENCE)
+    # Two tries that meet within the statement itself still exclude each other, so one race proves nothing.
+    overlaps = [(await race(bare, places("a"), places("b"), patience=PATIENCE)).overlaps for _ in range(5)]
 
-    assert result.overlaps == 1
+    assert 1 in overlaps
     assert await lost_updates(bare, [places(f"r{n}") for n in range(8)], rounds=1) > 0
 
 
