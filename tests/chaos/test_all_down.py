@@ -52,6 +52,11 @@ def schedule(*, after: bool) -> dict[str, Any]:
     return graphs
 
 
+WAIT_UNTIL = """
+SELECT pg_sleep(GREATEST(0, extract(epoch FROM %(instant)s::timestamptz - clock_timestamp()))::float)::text AS slept
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Down:
     """An absence: the old fleet's last word, when the last of it had ended, when the new one began; and what it found."""
@@ -89,7 +94,8 @@ def go_down(fleet: Fleet, witness: Witness, how: signal.Signals) -> Down:
     gone_at = witness.now()
     (row,) = witness.query(ALIVE_AT)
     found = {(row.graph, row.fire_time) for row in ticks(witness)}
-    # It takes the new ones some seconds to start, in which several ticks of each graph come due.
+    # Several ticks of each graph come due before the new ones are there, however quickly these start.
+    witness.query(WAIT_UNTIL, instant=gone_at + 3 * EVERY)
     start(fleet, "cd", after=True)
     told = fleet.lines("tick.missed", reason="down")
     (until,) = {parse_instant(line["down_until"]) for line in told}
