@@ -75,8 +75,9 @@ class Server:
         """Give the server's autogroup our own's niceness: it runs in a session of its own, and Linux weighs sessions."""
         ours = Path("/proc/self/autogroup")
         if ours.exists() and self._cluster.process is not None:
-            niceness = ours.read_text().split()[-1]
-            if niceness != "0":
+            # Empty where the process is in no autogroup of its own, as in a container's control group.
+            niceness = ours.read_text().rpartition(" ")[2].strip()
+            if niceness not in {"", "0"}:
                 Path(f"/proc/{self._cluster.process.pid}/autogroup").write_text(niceness)
 
     def put_ahead(self) -> None:
