@@ -108,8 +108,11 @@ class Race:
             self.running -= 1
 
     def refuse(self, replica: str) -> None:
-        """Note an attempt that was not granted; one that hears of it only when nobody runs any more has waited."""
-        if self.running:
+        """Note an attempt that was not granted; one that hears of it only when nobody runs any more has waited.
+
+        It may hear of it before the winner hears of its grant, whose commit takes longer.
+        """
+        if self.running or not self.ran:
             self.refused.append(replica)
         self._refusal.set()
 

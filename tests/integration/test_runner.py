@@ -24,6 +24,7 @@ from tickd import ledger
 from tickd.lock import LockPlace
 from tickd.log import Log
 from tickd.runner import Limits
+from tickd.runs import Run
 from tickd.tick import Tick, instant_text, run_id
 
 
@@ -458,15 +459,24 @@ async def test_a_stop_lets_go_of_what_has_not_begun(play: Play, book: Logbook):
 
 
 async def test_a_stop_hands_a_run_off_and_another_replica_goes_on(
-    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
     """At the next super-step, with a newer token, and no node twice."""
+    asked = asyncio.Event()
+    drain = Run.drain
+
+    def noted(run: Run, reason: str) -> None:
+        drain(run, reason)
+        asked.set()
+
+    monkeypatch.setattr(Run, "drain", noted)
     nodes = {"one": gate.sync_node, "two": step("two"), "three": step("three")}
     a, b = await play(graph_of(**nodes)), await play(graph_of(**nodes), "b")
     tick = a.due(GRAPH)
     running = asyncio.create_task(run(a, tick))
     await gate.arrive()
     a.stop.request()
+    await asked.wait()
     gate.open.set()
     await running
 
