@@ -96,6 +96,8 @@ def configure_stream(
     root.setLevel(logging.WARNING)
     # APScheduler reports our one timer entry as if it were news, and its errors as tracebacks of its own.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    # A pooled connection that ended while it lay idle is replaced, and nobody has missed it.
+    logging.getLogger("psycopg.pool").addFilter(_is_news)
     logging.captureWarnings(capture=True)
     sys.excepthook = partial(_log_uncaught, log)
     return log
@@ -219,6 +221,10 @@ class _LibraryHandler(logging.Handler):
         raised = record.exc_info[1] if record.exc_info else None
         level = "error" if record.levelno >= logging.ERROR else "warning"
         getattr(self._log, level)("library.message", logger=record.name, message=message, exc_info=raised)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("discarding closed connection")
 
 
 def _log_uncaught(

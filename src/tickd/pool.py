@@ -63,7 +63,6 @@ class Pool(AsyncConnectionPool[Any]):
             min_size=minimum,
             max_size=maximum,
             timeout=patience.total_seconds(),
-            check=self._check_alive,
             reset=self._note_return,
             open=False,
             name=name,
@@ -75,6 +74,27 @@ class Pool(AsyncConnectionPool[Any]):
         async with super().connection(timeout) as connection:
             with _within(connection, self._loan):
                 yield connection
+
+    async def getconn(self, timeout: float | None = None) -> AsyncConnection[Any]:  # noqa: ASYNC109  # the pool's own signature
+        """Lend a connection that is alive; raises PoolTimeout, or psycopg.Error when even new ones end at once.
+
+        Not by the pool's own `check`: after the second connection that fails it, that waits for 1, 2, 4, ... seconds, and a
+        restart of the server ends every idle one.
+        """
+        until = time.monotonic() + (self.timeout if timeout is None else timeout)
+        failures = 0
+        while True:
+            connection: AsyncConnection[Any] = await super().getconn(until - time.monotonic())
+            try:
+                await self._check_alive(connection)
+            except BaseException as error:
+                await connection.close()
+                await self.putconn(connection)
+                failures += 1
+                if not isinstance(error, psycopg.Error | OSError) or failures > self.max_size:
+                    raise
+            else:
+                return connection
 
     async def _check_alive(self, connection: AsyncConnection[Any]) -> None:
         """Refuse a connection that has ended; without this, each one fails a checkpoint after a restart.
