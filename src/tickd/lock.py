@@ -134,6 +134,8 @@ class LockSession:
         self.connection = connection
         self.place = place
         self._confirmed = time.monotonic()
+        self._last_words: str | None = None
+        connection.add_notice_handler(self._heed)
         # A descriptor of our own, because libpq closes its one when it finds the session ended.
         self._link = socket.socket(fileno=os.dup(connection.fileno()))
 
@@ -183,8 +185,14 @@ class LockSession:
             except TimeoutError as error:
                 return Loss("no_answer", str(error))
             except psycopg.Error as error:
-                return Loss("session_ended", str(error).strip())
+                return Loss("session_ended", self._last_words or str(error).strip())
         return loss
+
+    def _heed(self, notice: psycopg.errors.Diagnostic) -> None:
+        """Take the server at its word: it says why it ends the session, and frees the lock when it has exited."""
+        if notice.severity_nonlocalized in ("FATAL", "PANIC"):
+            self._last_words = notice.message_primary
+            self._shut_down()  # whoever listens hears of it now
 
     async def _listen(self, seconds: float) -> Loss | None:
         """Wait so long, unless the server ends the session; having stood still, the process does not trust its hold."""
