@@ -32,6 +32,10 @@ BEAT = """
 INSERT INTO tickd.spaces (space, alive_at)
 VALUES (%s, LEAST(clock_timestamp(), %s::timestamptz - interval '1 microsecond'))
 ON CONFLICT (space) DO UPDATE SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at)
+RETURNING EXISTS (
+    SELECT FROM tickd.ticks AS t
+    WHERE t.space = spaces.space AND (t.outcome IS NULL OR t.outcome = 'handed_off')
+)
 """
 REGISTER = """
 INSERT INTO tickd.graphs (space, graph, key, calendar)
@@ -147,6 +151,10 @@ class Fleet:
         return bool((await self.session.fetch(statement, [key]))[0])
 
 
-async def beat(connection: AsyncConnection[Any], space: int, unwritten_since: datetime | None) -> None:
-    """Move on how far the fleet has come: to now, or to just before a tick that came due here and has no row yet."""
-    await connection.execute(BEAT, (space, unwritten_since))
+async def beat(connection: AsyncConnection[Any], space: int, unwritten_since: datetime | None) -> bool:
+    """Move on how far the fleet has come: to now, or to just before a tick that came due here and has no row yet.
+
+    Returns whether any tick is open, which is what a sweep is for.
+    """
+    row = await (await connection.execute(BEAT, (space, unwritten_since))).fetchone()
+    return bool(row and row[0])

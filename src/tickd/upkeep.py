@@ -174,7 +174,8 @@ class Upkeep:
     async def _sweep(self) -> timedelta:
         """Sweep once and return when to sweep again: soon while there are claims that somebody may leave behind."""
         async with self._pool.connection() as connection:
-            await fleet.beat(connection, self._place.space, self._unwritten_since())
+            if not await fleet.beat(connection, self._place.space, self._unwritten_since()):
+                return SWEEP_EVERY
             abandoned = await ledger.abandon(connection, self._place.space)
             waiting = await ledger.waiting(connection, self._place.space)
             work = await claim.work(connection, self._place.space)

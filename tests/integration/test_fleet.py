@@ -23,6 +23,11 @@ SECONDS = 20
 PRESENT = "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted ORDER BY mode"
 END = "SELECT pg_terminate_backend(%s, 10000)"  # and wait until it has ended, for so many milliseconds
 
+OF_AN_OUTCOME = """
+INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome)
+VALUES (%s, 'restock', '2026-05-04T12:00Z', 'skip', 1, 'restock/1', gen_random_uuid(), %s)
+"""
+
 
 @pytest.fixture
 async def open_as(dsn: str) -> AsyncIterator[Open]:
@@ -218,6 +223,18 @@ async def test_a_beat_stops_short_of_a_tick_that_has_no_row_yet(open_as: Open, l
     alive_at = await a.alive_at()
     assert alive_at is not None
     assert due < alive_at < due + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_open"),
+    [(None, True), ("handed_off", True), ("ran", False), ("interrupted", False), ("abandoned", False)],
+)
+async def test_a_beat_says_whether_any_tick_is_open(look: Onlooker, outcome: str | None, is_open: bool):
+    """Where none is, which is most of the time, a sweep needs no further statement."""
+    await look.execute(OF_AN_OUTCOME, (SPACE + 1, None))
+    assert not await beat(look, SPACE, None)
+    await look.execute(OF_AN_OUTCOME, (SPACE, outcome))
+    assert await beat(look, SPACE, None) is is_open
 
 
 async def test_a_lock_space_has_its_own_beat(open_as: Open, look: Onlooker):
