@@ -8,16 +8,10 @@ the database's clock. At the end every tick has to have run, each node once, but
 """
 
 import argparse
-import json
-import os
 import random
 import sys
-import tempfile
-from pathlib import Path
 
-from benchmarks.quantiles import spread
-from tests.cluster import Cluster
-from tests.database import Database, Server
+from benchmarks.field import field, rounded, tell
 from tests.kills import GRAPH, Kill, Killing, verdict
 from tests.ledger_rows import ticks
 from tests.replicas import Fleet
@@ -49,34 +43,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, and fail when a tick was lost or doubled."""
     options = parse()
-    cluster = Cluster()
-    with tempfile.TemporaryDirectory() as home:
-        try:
-            cluster.init()
-            cluster.start()
-            server = Server(cluster.admin_dsn("postgres"))
-            server.make_owner()
-            database = Database(server)
-            database.create()
-            witness = Witness(database.admin_dsn)
-            os.environ["WITNESS_DSN"] = witness.dsn
-            with Fleet(Path(home), database.dsn) as fleet:
-                kills, found = kill(fleet, witness, options)
-            witness.close()
-            database.connection.close()
-        finally:
-            cluster.remove()
-    gaps = {
-        f"gap_{name}_s": round(value or 0, 3) for name, value in spread([one.gap for one in kills]).items()
-    }
-    facts = {"kills": len(kills), "seed": options.seed, **gaps, **found}
-    sys.stdout.write(
-        json.dumps(facts) + "\n"
-        if options.json
-        else "\n" + "\n".join(f"{k:26}{v}" for k, v in facts.items()) + "\n"
-    )
-    wrong = sum(count for kind, count in found.items() if kind != "ticks")
-    sys.exit(1 if wrong else 0)
+    with field() as place:
+        kills, found = kill(place.fleet, place.witness, options)
+    gaps = rounded("gap", [one.gap for one in kills])
+    tell({"kills": len(kills), "seed": options.seed, **gaps, **found}, options)
+    sys.exit(1 if sum(count for kind, count in found.items() if kind != "ticks") else 0)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,14 @@ has to have run, and none twice, unless its replica was killed. `late` is from t
 """
 
 import argparse
-import json
-import os
 import random
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.quantiles import spread
-from tests.cluster import Cluster
-from tests.database import Database, Server
+from benchmarks.field import field, rounded, tell
 from tests.herd import Herd
-from tests.replicas import Fleet
-from tests.witness import Witness
 
 
 LATE = "SELECT extract(epoch FROM began - fire_time)::float AS seconds FROM witness.run"
@@ -42,12 +34,11 @@ def drive(herd: Herd, options: argparse.Namespace) -> dict[str, Any]:
     until, stopped = herd.witness.now(), time.monotonic()
     found = {kind: len(wrong) for kind, wrong in herd.books(until, timeout=1800).items()}
     drained = time.monotonic() - stopped
-    late = spread([row.seconds for row in herd.witness.query(LATE)])
     return {
         **herd.counts(until),
         **found,
         "drained_s": round(drained, 1),
-        **{f"late_{name}_s": round(value or 0, 3) for name, value in late.items()},
+        **rounded("late", [row.seconds for row in herd.witness.query(LATE)]),
     }
 
 
@@ -66,26 +57,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, and fail when a tick was lost or doubled."""
     options = parse()
-    cluster = Cluster()
-    with tempfile.TemporaryDirectory() as home:
-        try:
-            cluster.init()
-            cluster.start()
-            server = Server(cluster.admin_dsn("postgres"))
-            server.make_owner()
-            database = Database(server)
-            database.create()
-            witness = Witness(database.admin_dsn)
-            os.environ["WITNESS_DSN"] = witness.dsn
-            with Fleet(Path(home), database.dsn) as fleet:
-                facts = drive(Herd(fleet, witness, options.graphs, options.seed), options)
-            witness.close()
-            database.connection.close()
-        finally:
-            cluster.remove()
-    facts = {"seconds": options.seconds, "replicas": options.replicas, "seed": options.seed, **facts}
-    text = json.dumps(facts) if options.json else "\n".join(f"{k:14}{v}" for k, v in facts.items())
-    sys.stdout.write(text + "\n")
+    with field() as place:
+        facts = drive(Herd(place.fleet, place.witness, options.graphs, options.seed), options)
+    tell({"seconds": options.seconds, "replicas": options.replicas, "seed": options.seed, **facts}, options)
     sys.exit(1 if facts["lost"] or facts["doubled"] or facts["overlaps"] else 0)
 
 

@@ -1,22 +1,21 @@
 """How soon a terminated lock session stops its run: from pg_terminate_backend to the request to drain.
 
-    python benchmarks/failures.py postgresql://USER:PASSWORD@HOST/DATABASE [TRIES]
+    python -m benchmarks.terminations [--tries 100] [--json]
 
-The role has to be allowed to end sessions of its own, which every role is. Each try opens a lock session, takes a lock,
+Each try opens a lock session, takes a lock,
 and puts the daemon's own watch and supervision on it, with a stand-in for the graph that notes when it is told to stop.
 The time is taken before the statement that terminates is sent, so it contains that statement's own round trip.
 """
 
+import argparse
 import asyncio
-import json
-import sys
 import time
 from datetime import timedelta
-from statistics import median, quantiles
 from typing import Any
 
 import psycopg
 
+from benchmarks.field import cluster_with_database, rounded, tell
 from tickd.dsn import parse_dsn
 from tickd.lock import PROBE, LockPlace, open_session, sole_writer
 from tickd.runs import EndKind, RunEnd
@@ -71,16 +70,23 @@ async def _one(dsn: str, place: LockPlace) -> float:
         return float(run.told_at - began) * 1000
 
 
-async def main(dsn: str, tries: int) -> None:
-    """Print the figures as one JSON object."""
-    place = LockPlace(parse_dsn(dsn, setting="the argument"), "benchmark", 7301)
+async def measure(dsn: str, tries: int) -> list[float]:
+    """Return the milliseconds of so many tries."""
+    place = LockPlace(parse_dsn(dsn, setting="the database"), "benchmark", 7301)
     await _one(dsn, place)  # the first one loads what the others use
-    took = sorted([await _one(dsn, place) for _ in range(tries)])
-    percentiles = quantiles(took, n=100)
-    figures = {"p50": median(took), "p95": percentiles[94], "p99": percentiles[98], "max": took[-1]}
-    shown = {name: round(value, 2) for name, value in figures.items()}
-    print(json.dumps({"tries": tries, "termination_to_drain_ms": shown}))  # its output
+    return [await _one(dsn, place) for _ in range(tries)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tries", type=int, default=100)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with cluster_with_database() as (_, database):
+        took = asyncio.run(measure(database.dsn, options.tries))
+    tell({"tries": options.tries, **rounded("drain", [value / 1000 for value in took])}, options)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100))  # the second argument
+    main()
