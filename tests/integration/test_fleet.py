@@ -229,7 +229,7 @@ async def test_a_beat_stops_short_of_a_tick_that_has_no_row_yet(open_as: Open, l
     ("outcome", "is_open"),
     [(None, True), ("handed_off", True), ("ran", False), ("interrupted", False), ("abandoned", False)],
 )
-async def test_a_beat_says_whether_any_tick_is_open(look: Onlooker, outcome: str | None, is_open: bool):
+async def test_a_beat_says_whether_any_tick_is_open(look: Onlooker, outcome: str | None, *, is_open: bool):
     """Where none is, which is most of the time, a sweep needs no further statement."""
     await look.execute(OF_AN_OUTCOME, (SPACE + 1, None))
     assert not await beat(look, SPACE, None)
