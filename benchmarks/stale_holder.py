@@ -4,10 +4,11 @@
 
 Whole replicas, in pairs that take the graph from each other. A trigger notes every row that the saver's tables accept, and
 the session it came over. `late_rows`: rows over a session of the stopped replica, after the new hold had begun and before
-the old one's end was told. `late_nodes`: nodes of the old run that began in that time.
+the old one's end was told. `late_nodes`: nodes of the old run that were entered in that time, by the host's clock.
 """
 
 import argparse
+import asyncio
 import random
 import signal
 import sys
@@ -15,14 +16,17 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from benchmarks.field import cluster_with_database, tell
 from tests.database import Database, Server
 from tests.holds import terminate
+from tests.lock_sessions import place_of
 from tests.replicas import Fleet
 from tests.witness import GRAPHS, Witness
+from tickd.migrations import migrate_at
 from tickd.tick import parse_instant
 
 
@@ -51,7 +55,7 @@ SELECT count(*) FILTER (WHERE at < %(since)s) AS before, count(*) FILTER (WHERE 
 FROM witness.accepted
 WHERE session = %(session)s
 """
-LATE_NODES = "SELECT count(*) AS late FROM witness.node_run WHERE token = %(token)s AND began > %(since)s"
+LATE_NODES = "SELECT count(*) AS late FROM witness.node_run WHERE token = %(token)s AND entered > %(since)s"
 
 
 def one_lane(lane: int, tries: int, seed: int, server: Server) -> dict[str, int]:
@@ -62,13 +66,14 @@ def one_lane(lane: int, tries: int, seed: int, server: Server) -> dict[str, int]
     found = {"late_rows": 0, "late_nodes": 0, "overlapping": 0, "rows_before": 0}
     with tempfile.TemporaryDirectory() as home, Fleet(Path(home), database.dsn) as fleet:
         witness = Witness(database.admin_dsn)
+        asyncio.run(migrate_at(place_of(database.dsn), deadline=inf))
+        witness.connection.execute(ACCOUNT)
         schedule = fleet.schedule({"restock": ENTRY})
         for name in "ab":
             fleet.start(name, schedule, env={"WITNESS_DSN": witness.dsn})
         for replica in fleet.replicas:
             replica.wait_for("daemon.ready", timeout=60)
         witness.wait_for_begin("restock", "step_1", timeout=60)
-        witness.connection.execute(ACCOUNT)
         for _ in range(tries):
             for kind, count in stop_one(fleet, witness, chance).items():
                 found[kind] += count
@@ -79,12 +84,14 @@ def one_lane(lane: int, tries: int, seed: int, server: Server) -> dict[str, int]
 
 def stop_one(fleet: Fleet, witness: Witness, chance: random.Random) -> dict[str, int]:
     """Stop whoever holds the graph, let the other one run it for a while, and let the first go on."""
-    old = witness.wait_for_begin("restock", f"step_{chance.randint(2, 8)}", after=last(witness), timeout=60)
+    running = last(witness)
+    step = int(running.node.removeprefix("step_")) + chance.randint(1, 6)
+    old = witness.wait_for_begin("restock", f"step_{step}", after=running.id, timeout=60)
     stopped = fleet.named(old.replica)
     threading.Event().wait(chance.uniform(0, LONGEST_PAUSE))
     stopped.signal(signal.SIGSTOP)
     terminate(witness, "restock")
-    new = witness.wait_for_begin("restock", "step_1", after=last(witness), timeout=60)
+    new = witness.wait_for_begin("restock", "step_1", after=last(witness).id, timeout=60)
     if chance.random() < 0.5:
         witness.wait_for_begin("restock", "step_4", after=new.id)
     stopped.signal(signal.SIGCONT)
@@ -102,11 +109,10 @@ def late(witness: Witness, old: Any, *, since: datetime, until: datetime) -> dic
     return {"rows_before": rows.before, "late_rows": rows.late, "late_nodes": nodes.late}
 
 
-def last(witness: Witness) -> int:
-    """Return the newest row's id, without reading all of them."""
-    (row,) = witness.query("SELECT coalesce(max(id), 0) AS id FROM witness.node_run")
-    newest: int = row.id
-    return newest
+def last(witness: Witness) -> Any:
+    """Return the newest node's row, without reading all of them."""
+    (row,) = witness.query("SELECT * FROM witness.node_run ORDER BY id DESC LIMIT 1")
+    return row
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ CREATE TABLE witness.node_run (
     thread_id text NOT NULL,
     node text NOT NULL,
     pid int NOT NULL,
+    entered timestamptz,
     began timestamptz NOT NULL DEFAULT clock_timestamp(),
     ended timestamptz
 );

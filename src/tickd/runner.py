@@ -52,6 +52,9 @@ LEAD = timedelta(milliseconds=300)
 FRESH = timedelta(milliseconds=50)
 # With less time than this left, a new session is not warmed up before its tick is due.
 WARM_AHEAD = timedelta(milliseconds=50)
+# How long before it is due a tick is tried and admitted: its row has to be on the disk before its graph may begin, and
+# that takes longer than everything else that is left to do.
+ADMIT_AHEAD = timedelta(milliseconds=6)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
 # A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
@@ -226,7 +229,7 @@ class Runner:
             if not self._places.spare(session):
                 await session.close()
             return early_end
-        attempt = partial(self._attempt, entry=entry, tick=tick, until=due + entry.grace)
+        attempt = partial(self._attempt, entry=entry, tick=tick, due=due)
         return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
@@ -280,8 +283,8 @@ class Runner:
                 self.note_unreachable(error)  # their sweeps find the tick all the same
 
     async def _end_before_attempt(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
-        """Wait until the tick is due; return its end if it needs no attempt any more."""
-        if await self.stopped_before(due):
+        """Wait until the tick is all but due; return its end if it needs no attempt any more."""
+        if await self.stopped_before(due - ADMIT_AHEAD):
             return skipped(SkipReason.DRAINING)
         late = self._clock.now() - due
         if late > entry.grace:
@@ -369,13 +372,16 @@ class Runner:
                 return session
 
     async def _attempt(
-        self, session: LockSession, *, entry: Entry, tick: Tick, until: datetime
+        self, session: LockSession, *, entry: Entry, tick: Tick, due: datetime
     ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
-        """Try and admit in one statement; try again where the lock is held by somebody who is about to let go."""
+        """Try and admit in one statement; try again where the lock is held by somebody who is about to let go.
+
+        Returns when the tick is due. Where an earlier tick still runs a moment before, it is tried again then.
+        """
         tries = 0
         heed_interrupt = entry.after_interrupt == "skip"
         while True:
-            tries += 1
+            ahead = due - self._clock.now()
             held, granted = await ledger.hold_and_admit(
                 session,
                 tick,
@@ -384,18 +390,24 @@ class Runner:
                 heed_interrupt=heed_interrupt,
             )
             if held or granted is not None:
-                return held, granted
-            running = await ledger.unfinished(session, tick.graph)
-            if running is not None and self._may_displace(entry, running, tick, until):
-                if tries % DISPLACE_AGAIN == 1:
-                    await ledger.displace(session, tick)
-                pause = DISPLACED_POLL
-            elif running is not None or tries == PASSING_HOLD_TRIES:
-                return False, running
+                break
+            granted = running = await ledger.unfinished(session, tick.graph)
+            if running is not None and running.fire_time < tick.fire_time and ahead > timedelta(0):
+                pause = ahead  # the graph may be free by then
             else:
-                pause = PASSING_HOLD_PAUSE * tries
+                tries += 1
+                if running is not None and self._may_displace(entry, running, tick, due + entry.grace):
+                    if tries % DISPLACE_AGAIN == 1:
+                        await ledger.displace(session, tick)
+                    pause = DISPLACED_POLL
+                elif running is not None or tries == PASSING_HOLD_TRIES:
+                    break
+                else:
+                    pause = PASSING_HOLD_PAUSE * tries
             if await self._stop.wait(pause):
-                return False, running
+                break
+        await self.stopped_before(due)
+        return held, granted
 
     def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
         """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""

@@ -34,4 +34,4 @@ def test_a_holder_that_was_stopped_goes_no_further_once_another_has_started(flee
 
         assert written(witness, old.thread_id) == before
         nodes = [row for row in witness.nodes() if row.token == old.token]
-        assert max(row.began for row in nodes) < new.began
+        assert max(row.entered for row in nodes) < new.began

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Annotated, Any, LiteralString, NotRequired, TypedDict
 
 import psycopg
@@ -20,8 +21,8 @@ from langgraph.types import interrupt
 
 
 BEGIN = """
-INSERT INTO witness.node_run (graph, fire_time, attempt, replica, token, thread_id, node, pid)
-VALUES (%(graph)s, %(fire_time)s, %(attempt)s, %(replica)s, %(token)s, %(thread_id)s, %(node)s, %(pid)s)
+INSERT INTO witness.node_run (graph, fire_time, attempt, replica, token, thread_id, node, pid, entered)
+VALUES (%(graph)s, %(fire_time)s, %(attempt)s, %(replica)s, %(token)s, %(thread_id)s, %(node)s, %(pid)s, %(entered)s)
 RETURNING id
 """
 END_ = "UPDATE witness.node_run SET ended = clock_timestamp() WHERE id = %(id)s"
@@ -63,6 +64,8 @@ def witnessed(config: RunnableConfig, node: str) -> Iterator[None]:
         "thread_id": config["configurable"]["thread_id"],
         "node": node,
         "pid": os.getpid(),
+        # A process that is stopped right here writes its row when it goes on.
+        "entered": datetime.now(UTC),  # noqa: TID251  # the host's clock, whatever a test makes of it
     }
     (row_id,) = _write(BEGIN, row)
     try:
