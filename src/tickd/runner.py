@@ -64,7 +64,15 @@ DISPLACED_POLL = timedelta(milliseconds=50)
 # Every so many polls the holder is asked again: its ear may have been off the first time.
 DISPLACE_AGAIN = 20
 
-Unreachable = (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout, TimeoutError, OSError)
+# A server that has become read-only is as good as away: it was demoted, and the address will lead to another one.
+Unreachable = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    PoolTimeout,
+    TimeoutError,
+    OSError,
+)
 
 
 LEVELS = {
@@ -430,9 +438,9 @@ class Runner:
                 session, pause, stop=self._stop, newest_timeline=lambda: self._clock.timeline
             )
             if loss is not None:
-                ran = replace(ran, end=lost(loss, ran.end))
-            if loss is not None or self._stop.requested:
-                return await self.record(tick, session, admission, ran)
+                return await self.record(tick, session, admission, replace(ran, end=lost(loss, ran.end)))
+            if self._stop.requested:
+                return await self.record(tick, session, admission, ran.handed_off())
             admission = replace(admission, attempt=admission.attempt + 1)
 
     def _retry_pause(self, entry: Entry, tick: Tick, ran: Ran, failures: int) -> timedelta | None:

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.chaos
 SECOND = timedelta(seconds=1)
 LEDGER = "SELECT fire_time, replica, outcome FROM tickd.ticks WHERE graph = 'restock' ORDER BY fire_time"
 
+END_OTHERS = """
+SELECT count(pg_terminate_backend(pid)) AS ended FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'tickd/%%'
+"""
+
 
 def test_fast_restarts_under_load_cost_what_was_running_and_nothing_else(
     fleet: Fleet, private_cluster: Cluster, private_database: Database, witness: Witness
@@ -162,4 +167,26 @@ def test_an_overloaded_pool_fails_its_ticks_by_name_and_loses_no_hold(
     ends = Counter((line["event"], line.get("error_type")) for line in replica.terminal_lines())
     assert {event for event, _ in ends} <= {"tick.ran", "tick.failed", "tick.skipped"}
     assert {error for event, error in ends if event == "tick.failed"} == {"PoolTimeout"}
+    assert (witness.overlaps(), witness.repeats()) == ([], [])
+
+
+def test_a_database_that_turns_read_only_costs_its_ticks_and_no_replica(
+    fleet: Fleet, database: Database, witness: Witness
+):
+    """A primary that is demoted answers, and refuses to write; sweeps meet it before anybody knows why."""
+    schedule = fleet.schedule({"restock": {"graph": f"{GRAPHS}:quick", "every": "1s", "grace": "1s"}})
+    replica = fleet.start("a", schedule)
+    replica.wait_for("tick.ran")
+
+    name = sql.Identifier(database.name)
+    database.connection.execute(
+        sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+    )
+    witness.query(END_OTHERS)
+    failed = replica.wait_for("tick.error", count=3)
+    database.connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
+    witness.query(END_OTHERS)
+    replica.wait_for("tick.ran", after=failed)
+
+    assert replica.stop() == 0
     assert (witness.overlaps(), witness.repeats()) == ([], [])

@@ -111,16 +111,21 @@ async def test_a_hold_that_is_lost_in_the_pause_is_not_run_on(
     assert len(witness.nodes()) == 1
 
 
-async def test_a_stop_ends_the_pause_and_the_tick_with_it(start: Start, book: Logbook, witness: Witness):
-    """In skip mode nobody else would go on with it: it has failed."""
-    async with start({"attempts": 9, "backoff": "10m"}, fail="a", fails=9) as replica:
-        running = asyncio.create_task(replica.runner.run_tick(replica.tick(GRAPH)))
+async def test_a_stop_in_the_pause_hands_the_tick_off(start: Start, book: Logbook, witness: Witness):
+    """A deploy costs a tick none of the attempts that it has left."""
+    async with start({"attempts": 9, "backoff": "10m"}, fail="a", fails=1) as replica:
+        tick = replica.tick(GRAPH)
+        running = asyncio.create_task(replica.runner.run_tick(tick))
         await book.wait_for("tick.retrying")
         replica.stop.request()
         await asyncio.wait_for(running, 10)
+    assert [row.outcome for row in ticks(witness)] == ["handed_off"]
 
-    assert told(book)[-1] == ("failed",)
-    assert [row.outcome for row in ticks(witness)] == ["failed"]
+    async with start({"attempts": 9, "backoff": "10m"}, fail="a", fails=1) as replica:
+        await replica.runner.take_over(tick)
+
+    assert told(book, "attempt")[-2:] == [("started", 2), ("ran", 2)]
+    assert [row.outcome for row in ticks(witness)] == ["ran"]
 
 
 async def test_a_failure_while_the_replica_stops_is_not_tried_again(
