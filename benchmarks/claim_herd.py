@@ -1,6 +1,7 @@
 """A herd in claim mode: many graphs with a tick a second each, on replicas that are killed at random.
 
-    python -m benchmarks.claim_herd [--graphs 100] [--seconds 180] [--replicas 3] [--kill-every 10] [--seed N] [--json]
+    python -m benchmarks.claim_herd [--graphs 100] [--seconds 180] [--replicas 3] [--kill-every 10] [--hold shared]
+        [--seed N] [--json]
 
 A replica of chance is killed every so many seconds, give or take a half, and another one started in its place. At the
 end the killing stops, and every tick that has come due by then is waited for: `drained_s` is how long that took. Each
@@ -50,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=10)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))  # noqa: S311  # chance, not secrecy
+    parser.add_argument("--hold", choices=("dedicated", "shared"), default="dedicated")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -58,8 +60,17 @@ def main() -> None:
     """Measure, print, and fail when a tick was lost or doubled."""
     options = parse()
     with field() as place:
-        facts = drive(Herd(place.fleet, place.witness, options.graphs, options.seed), options)
-    tell({"seconds": options.seconds, "replicas": options.replicas, "seed": options.seed, **facts}, options)
+        facts = drive(Herd(place.fleet, place.witness, options.graphs, options.seed, options.hold), options)
+    tell(
+        {
+            "hold": options.hold,
+            "seconds": options.seconds,
+            "replicas": options.replicas,
+            "seed": options.seed,
+            **facts,
+        },
+        options,
+    )
     sys.exit(1 if facts["lost"] or facts["doubled"] or facts["overlaps"] else 0)
 
 

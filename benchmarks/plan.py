@@ -29,7 +29,7 @@ class Plan:
     every: int
     spread: bool = False
     seconds: float = 0.0
-    pool_size: int = 10
+    pool_size: int = 6
     width: int = 50
 
     def names(self) -> list[str]:

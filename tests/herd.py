@@ -45,6 +45,7 @@ class Herd:
     witness: Witness
     graphs: int
     seed: int
+    hold: str = "dedicated"
     kills: int = 0
     _killed: set[str] = field(default_factory=set)
     _alive: list[Replica] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Herd:
     _chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        entry = {"graph": f"{GRAPHS}:quick", "every": "1s", "mode": "claim"}
+        entry = {"graph": f"{GRAPHS}:quick", "every": "1s", "mode": "claim", "hold": self.hold}
         self._schedule = self.fleet.schedule({f"graph_{n}": entry for n in range(self.graphs)})
         self._chance = random.Random(self.seed)
 

@@ -168,7 +168,7 @@ class Backlog:
         attempt = partial(claim.claim, graph=entry.name, lease=self._place.windows.lease)
         with self._runner.occupying(entry.name) as running:
             async with sole_writer(entry.name, self._place, attempt=attempt, session=session) as hold:
-                room.settle()
+                room.settle(session)
                 claimed: Claimed | None = hold.granted
                 if claimed is None:
                     return await self._end_of_loser(hold, fired)

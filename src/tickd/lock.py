@@ -360,7 +360,8 @@ async def sole_writer(
     try:
         held, granted = await (attempt(session) if attempt is not None else _try_lock(session, graph))
         doubtful = False
-        holder = await session.holder(graph) if held is False else None
+        # Asked only where the attempt has not learnt of anybody: the answer costs more than the attempt.
+        holder = await session.holder(graph) if held is False and granted is None else None
         hold: Hold[Any] = Hold(graph, bool(held), granted, holder, session)
         try:
             yield hold

@@ -35,9 +35,12 @@ class Room:
             self._attempts.release()
             self._attempts = None
 
-    def settle(self) -> None:
-        """Give up the place to attempt in a moment, for the attempt has won and its run begins."""
-        asyncio.get_running_loop().call_later(SETTLED_AFTER, self.leave_attempt)
+    def settle(self, session: LockSession) -> None:
+        """Give up the place to attempt in a moment, for the attempt has won; at once if its run keeps no session open."""
+        if session.shared:
+            self.leave_attempt()
+        else:
+            asyncio.get_running_loop().call_later(SETTLED_AFTER, self.leave_attempt)
 
 
 class Places:

@@ -273,7 +273,7 @@ class Runner:
                 if not isinstance(hold.granted, Admission):
                     room.leave_attempt()
                     return skipped_by(hold)
-                room.settle()
+                room.settle(session)
                 self._looks.forget(tick)
                 end = await self._run_and_record(entry, tick, hold.session, hold.granted)
         await self.after_hold(tick, hold, end)

@@ -86,7 +86,7 @@ class PoolSize:
     """The bounds of the checkpoint pool."""
 
     minimum: int = 1
-    maximum: int = 10
+    maximum: int = 6
     timeout: timedelta = timedelta(seconds=30)
     check_within: timedelta = timedelta(seconds=5)
 

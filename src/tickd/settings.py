@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         7301, ge=-(2**31), le=2**31 - 1, description="First int4 of every lock; one per application."
     )
     pool_min_size: int = Field(1, ge=0, description="Checkpoint connections kept open.")
-    pool_max_size: int = Field(10, ge=1, description="Checkpoint connections at most.")
+    pool_max_size: int = Field(6, ge=1, description="Checkpoint connections at most.")
     pool_timeout: Span = Field(
         timedelta(seconds=30), description="How long a checkpoint waits for a connection."
     )

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from tickd.lock import PROBE, LockPlace, LockSession, Loss, Probe, open_session
+from tickd.turns import Turns
 
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class SharedSession(LockSession):
     def __init__(self, session: LockSession, newest_timeline: Callable[[], int]) -> None:
         super().__init__(session.connection, session.place)
         session.forget_link()
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._graphs: set[str] = set()
         self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.ensure_future(self._watch_session(newest_timeline))
@@ -126,7 +127,7 @@ class SharedSession(LockSession):
             return False
         finally:
             loop.remove_reader(self._link)
-        async with self._turn:
+        async with self._turns.turn():
             return self.in_doubt()
 
     def _lose(self, loss: Loss) -> None:
@@ -135,16 +136,19 @@ class SharedSession(LockSession):
             # Whatever the server still thinks is held must not outlive our trust in it.
             self._shut_down()
 
+    async def change(self, query: Any, parameters: Any = ()) -> int:
+        """Run one statement and return how many rows it changed; admissions, which are no changes, go before it."""
+        return await self._in_turn(self._change(query, parameters), self.place.answer_timeout, hurried=False)
+
     async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
+        return await self._in_turn(statement, limit, hurried=True)
+
+    async def _in_turn(self, statement: Coroutine[Any, Any, T], limit: timedelta, *, hurried: bool) -> T:
         try:
-            await self._turn.acquire()
-        except BaseException:
-            statement.close()
-            raise
-        try:
-            return await super()._within(statement, limit)
+            async with self._turns.turn(hurried=hurried):
+                return await super()._within(statement, limit)
         finally:
-            self._turn.release()
+            statement.close()  # where it had no turn; else this does nothing
 
 
 class SharedHolds:

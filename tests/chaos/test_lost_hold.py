@@ -15,7 +15,7 @@ from tests.witness import GRAPHS, Witness
 
 pytestmark = pytest.mark.chaos
 
-# What a machine that is busy with other things may take; benchmarks/failures.py measures what it takes.
+# What a machine that is busy with other things may take; `python -m benchmarks.terminations` measures what it takes.
 AT_ONCE = timedelta(milliseconds=300)
 COMMITS = """
 SELECT checkpoint_id, pg_xact_commit_timestamp(xmin) AS at

@@ -1,0 +1,52 @@
+"""Turns: one at a time, and whoever is in a hurry goes first.
+
+Many holds share one session, and a tick that waits to be admitted waits for its start, while one that is to be recorded
+has ended. In the order of asking, every start of a herd would wait for the ends of those before it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class Turns:
+    """A lock with two queues."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._hurried: deque[asyncio.Future[None]] = deque()
+        self._patient: deque[asyncio.Future[None]] = deque()
+
+    @asynccontextmanager
+    async def turn(self, *, hurried: bool = False) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of the block."""
+        if self._taken:
+            await self._wait(self._hurried if hurried else self._patient)
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            with suppress(ValueError):
+                queue.remove(turn)
+            if not turn.cancelled():
+                self._pass_on()  # it had come in the same moment
+            raise
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next in line; it stays taken in between, so that nobody slips in."""
+        for queue in (self._hurried, self._patient):
+            while queue:
+                turn = queue.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._taken = False

@@ -1,0 +1,87 @@
+"""Turns: one at a time, those in a hurry first, and none lost to a cancellation."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from tickd.turns import Turns
+
+
+class Queue:
+    """Turns, who has had one so far, and tasks that wait for one."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.had: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def join(self, name: str, *, hurried: bool = False) -> None:
+        """Let a task of this name wait for its turn."""
+        self.tasks[name] = asyncio.create_task(self._take(name, hurried=hurried))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let every task that can go on do so."""
+        for _ in range(20):
+            turn = asyncio.get_running_loop().create_future()
+            turn.get_loop().call_soon(turn.set_result, None)
+            await turn
+
+    async def _take(self, name: str, *, hurried: bool) -> None:
+        async with self.turns.turn(hurried=hurried):
+            self.had.append(name)
+
+
+@pytest.fixture
+def queue() -> Queue:
+    """A queue before which nobody stands."""
+    return Queue()
+
+
+async def test_whoever_is_in_a_hurry_goes_first_and_the_others_in_their_order(queue: Queue):
+    """A start that waited behind every record of a herd would be late by all of them."""
+    async with queue.turns.turn():
+        await queue.join("record 1")
+        await queue.join("record 2")
+        await queue.join("start 1", hurried=True)
+        await queue.join("start 2", hurried=True)
+        assert queue.had == []
+    await queue.settle()
+
+    assert queue.had == ["start 1", "start 2", "record 1", "record 2"]
+
+
+@pytest.mark.parametrize("hurried", [False, True], ids=["patient", "hurried"])
+async def test_who_leaves_the_queue_costs_nobody_a_turn(queue: Queue, *, hurried: bool):
+    """A cancelled statement must not leave the session to nobody."""
+    async with queue.turns.turn():
+        await queue.join("leaver", hurried=hurried)
+        await queue.join("stayer", hurried=hurried)
+        queue.tasks["leaver"].cancel()
+    await queue.settle()
+
+    assert queue.had == ["stayer"]
+
+
+async def test_who_leaves_at_the_moment_of_its_turn_passes_it_on(queue: Queue):
+    """The turn has come, and the task has not run since: it is cancelled with the turn in its hands."""
+    async with queue.turns.turn():
+        await queue.join("leaver")
+        await queue.join("stayer")
+    queue.tasks["leaver"].cancel()
+    await queue.settle()
+
+    assert queue.had == ["stayer"]
+    await queue.join("later")
+    assert queue.had == ["stayer", "later"]
+
+
+async def test_a_block_that_raises_ends_its_turn(queue: Queue):
+    """A statement that fails is over."""
+    with suppress(RuntimeError):
+        async with queue.turns.turn():
+            raise RuntimeError("no answer")
+    await queue.join("next")
+
+    assert queue.had == ["next"]
