@@ -78,11 +78,18 @@ WITH known AS MATERIALIZED (
     WHERE lost.space = %(space)s AND lost.graph = %(graph)s AND lost.mode = 'skip' AND lost.outcome IS NULL
       AND threads.thread_id = lost.thread_id AND threads.token = lost.token
       AND threads.space = %(space)s AND threads.graph = %(graph)s AND threads.thread_id <> %(thread_id)s
+), running AS MATERIALIZED (
+    SELECT replica, admitted_at, fire_time
+    FROM tickd.ticks
+    WHERE space = %(space)s AND graph = %(graph)s AND outcome IS NULL AND token IS NOT NULL
+    ORDER BY token DESC
+    LIMIT 1
 )
 SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
-       waiting.replica, waiting.admitted_at, waiting.fire_time
+       waiting.replica, waiting.admitted_at, waiting.fire_time,
+       running.replica, running.admitted_at, running.fire_time
 FROM try CROSS JOIN barred
-LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true
+LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true LEFT JOIN running ON true
 """
 WARM = "EXPLAIN " + HOLD_AND_ADMIT
 NO_RUN = uuid.UUID(int=0)
@@ -138,7 +145,7 @@ JOIN tickd.ticks AS t ON t.space = %s AND t.graph = due.graph AND t.fire_time = 
 UNFINISHED = """
 SELECT replica, admitted_at, fire_time
 FROM tickd.ticks
-WHERE space = %s AND graph = %s AND outcome IS NULL
+WHERE space = %s AND graph = %s AND outcome IS NULL AND token IS NOT NULL
 ORDER BY token DESC
 LIMIT 1
 """
@@ -248,22 +255,30 @@ class Abandoned:
 
 
 async def hold_and_admit(
-    session: LockSession, tick: Tick, *, thread_id: str, run_id: uuid.UUID, heed_interrupt: bool = True
+    session: LockSession,
+    tick: Tick,
+    *,
+    thread_id: str,
+    run_id: uuid.UUID,
+    heed_interrupt: bool = True,
+    tell_running: bool = False,
 ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
     """Try the graph's lock and admit the tick under it: whether the lock was taken, and what the ledger says.
 
     (True, Admission): run it. (_, Refusal): it has been admitted before. (None, Unfinished): an earlier tick of the
-    graph has been handed off and comes first. (False, None): another session holds the lock. `heed_interrupt`: an earlier
-    tick that waits on an interrupt keeps others from its thread.
+    graph has been handed off and comes first. (False, None): another session holds the lock; with `tell_running`, (False,
+    Unfinished) where the ledger knows already for which tick. `heed_interrupt`: an earlier tick that waits on an interrupt
+    keeps others from its thread.
     """
     parameters = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
-    held, token, attempt, ended, replica, barred, *waiting = await admit(
+    held, token, attempt, ended, replica, barred, *others = await admit(
         session, HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
     )
     if token is not None:
         return True, Admission(token, attempt, thread_id)
+    waiting, running = others[:3], others[3:]
     if held is False:
-        return False, None
+        return False, _unfinished(*running) if tell_running and running[0] is not None else None
     if barred is not None and not ended:
         return None, Refusal(SkipReason(barred))
     if waiting[0] is not None and not ended:

@@ -9,6 +9,7 @@ run, so no two runs ever share a session.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -20,6 +21,8 @@ from tickd.stop import Stop
 
 # How long a run that has begun keeps its place to attempt; most ticks of a herd are short.
 SETTLED_AFTER = 0.25
+# A graph loop that has answered so lately is not asked again: a herd would ask it hundreds of times, and wait each time.
+ANSWERED_LATELY = 0.05
 
 
 class Room:
@@ -53,6 +56,7 @@ class Places:
         self._attempts = asyncio.Semaphore(lock_attempts)
         self._waiting = 0
         self._spare: list[LockSession] = []
+        self._answered_at = -ANSWERED_LATELY
 
     @asynccontextmanager
     async def take(self, patience: timedelta) -> AsyncIterator[Room]:
@@ -81,7 +85,10 @@ class Places:
                 await self._attempts.acquire()
                 room = Room(None, self._attempts)
                 reason = "loop_blocked"
-                await self._graphs.answer()
+                if time.monotonic() - self._answered_at > ANSWERED_LATELY:
+                    asked = time.monotonic()
+                    await self._graphs.answer()
+                    self._answered_at = asked
         except TimeoutError:
             room.leave_attempt()
             return Room("draining" if self._stop.requested else reason)

@@ -55,6 +55,7 @@ WARM_AHEAD = timedelta(milliseconds=50)
 # How long before it is due a tick is tried and admitted: its row has to be on the disk before its graph may begin, and
 # that takes longer than everything else that is left to do.
 ADMIT_AHEAD = timedelta(milliseconds=6)
+LAST_MOMENT = timedelta(milliseconds=1.5)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
 # A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
@@ -382,24 +383,17 @@ class Runner:
     async def _attempt(
         self, session: LockSession, *, entry: Entry, tick: Tick, due: datetime
     ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
-        """Try and admit in one statement; try again where the lock is held by somebody who is about to let go.
+        """Try, and try again where the lock is held by somebody who is about to let go.
 
         Returns when the tick is due. Where an earlier tick still runs a moment before, it is tried again then.
         """
         tries = 0
-        heed_interrupt = entry.after_interrupt == "skip"
         while True:
             ahead = due - self._clock.now()
-            held, granted = await ledger.hold_and_admit(
-                session,
-                tick,
-                thread_id=entry.thread_id(tick),
-                run_id=run_id(tick),
-                heed_interrupt=heed_interrupt,
-            )
-            if held or granted is not None:
+            held, granted = await self._try(session, entry, tick)
+            if held is not False:
                 break
-            granted = running = await ledger.unfinished(session, tick.graph)
+            running = granted if isinstance(granted, Unfinished) else None
             if running is not None and running.fire_time < tick.fire_time and ahead > timedelta(0):
                 pause = ahead  # the graph may be free by then
             else:
@@ -414,8 +408,34 @@ class Runner:
                     pause = PASSING_HOLD_PAUSE * tries
             if await self._stop.wait(pause):
                 break
-        await self.stopped_before(due)
+        await self._come_due(due)
         return held, granted
+
+    async def _try(
+        self, session: LockSession, entry: Entry, tick: Tick
+    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
+        """Try and admit in one statement; where the lock is held, say which tick is known to run."""
+        held, granted = await ledger.hold_and_admit(
+            session,
+            tick,
+            thread_id=entry.thread_id(tick),
+            run_id=run_id(tick),
+            heed_interrupt=entry.after_interrupt == "skip",
+            tell_running=True,
+        )
+        if held is False and granted is None:
+            # Whoever holds the lock may have admitted its tick after the statement's snapshot.
+            granted = await ledger.unfinished(session, tick.graph)
+        return held, granted
+
+    async def _come_due(self, due: datetime) -> None:
+        """Wait until the moment itself, or for a stop.
+
+        A timer of the event loop is late by up to a millisecond and more, so the last one is waited out turn by turn.
+        """
+        await self.stopped_before(due - LAST_MOMENT)
+        while self._clock.now() < due and not self._stop.requested:  # noqa: ASYNC110  # an event would be late as well
+            await asyncio.sleep(0)  # noqa: TID251  # a turn of the loop, which is no time
 
     def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
         """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""

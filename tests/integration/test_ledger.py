@@ -16,7 +16,7 @@ from tests.onlooker import Onlooker
 from tickd import ledger
 from tickd.ledger import Abandoned, Admission, Announcement, Finish, Refusal, Unfinished
 from tickd.lock import LockSession, closing, open_session, sole_writer
-from tickd.tick import Outcome, SkipReason, Tick, run_id
+from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
 
 
 pytestmark = pytest.mark.migrated
@@ -24,6 +24,11 @@ pytestmark = pytest.mark.migrated
 GRAPH = "restock_plan"
 TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
 RAN = Finish(Outcome.RAN, 1)
+
+UNCLAIMED = f"""
+INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id)
+VALUES (7301, '{GRAPH}', '2026-05-04T09:00Z', 'claim', 0, 't', gen_random_uuid())
+"""
 
 
 def tick(second: int = 0, graph: str = GRAPH) -> Tick:
@@ -242,6 +247,28 @@ async def test_the_cheap_look_tells_what_runs_from_what_has_ended(open_as: Open,
         assert {one.fire_time.tzinfo for one in found} == {UTC}
         assert await ledger.admitted(pooled, 7302, asked) == {}
         assert await ledger.admitted(pooled, 7301, []) == {}
+
+
+async def test_a_loser_can_be_told_in_the_same_statement_which_tick_runs(open_as: Open):
+    """In a herd most attempts lose, and a second question each would cost as much as the attempt."""
+    a, b = await open_as("a"), await open_as("b")
+    await admit(a, tick())
+
+    assert await admit(b, tick(1)) == (False, None)
+    held, running = await admit(b, tick(1), tell_running=True)
+
+    assert held is False
+    assert (running.replica, running.fire_time) == ("a", TEN)
+
+
+async def test_a_row_that_nobody_has_claimed_yet_is_nobodys_run(open_as: Open, onlooker: Onlooker):
+    """What an absence left behind waits as such a row, of a graph in skip mode as well."""
+    a, b = await open_as("a"), await open_as("b")
+    onlooker.connection.execute(UNCLAIMED)
+    assert (await a.fetch("SELECT pg_try_advisory_lock(%s, %s)", (7301, lock_key(GRAPH))))[0]
+
+    assert await ledger.unfinished(b, GRAPH) is None
+    assert await admit(b, tick(), tell_running=True) == (False, None)
 
 
 async def test_the_unfinished_tick_of_a_graph_is_the_newest(open_as: Open):
