@@ -61,7 +61,7 @@ WORKLOADS = {
             "E",
             "1,000 graphs that each run for 30 s, due at once",
             graphs=1000,
-            every=120,
+            every=60,
             window=60,
             warm_up=10,
             seconds=30.0,
