@@ -9,6 +9,7 @@ from benchmarks.page import NAMES, Results
 
 mpl.use("svg")
 from matplotlib import pyplot as plt  # the back end has to be chosen first
+from matplotlib import ticker
 
 
 TITLES = {"A": "A: one graph a second", "B": "B: 200 due at once", "C": "C: 2,000 due at once"}
@@ -19,7 +20,7 @@ def draw(results: Results, path: Path) -> None:
     letters = [letter for letter in TITLES if letter in results.letters()]
     plt.rcParams.update({"svg.hashsalt": "tickd", "svg.fonttype": "none", "font.size": 9})
     figure, panels = plt.subplots(
-        1, len(letters), figsize=(3.6 * len(letters), 2.6), squeeze=False, sharey=True
+        1, len(letters), figsize=(4.2 * len(letters), 2.6), squeeze=False, sharey=True
     )
     for panel, letter in zip(panels[0], letters, strict=True):
         rows = {
@@ -34,7 +35,10 @@ def draw(results: Results, path: Path) -> None:
         panel.plot([late["p50"] for late in rows.values()], heights, "o", label="p50")
         panel.plot([late["p99"] for late in rows.values()], heights, "|", label="p99")
         panel.set(xscale="log", title=TITLES[letter], xlabel="ms after the fire time")
-        panel.set_yticks(range(len(NAMES)), [name.strip("*") for name in NAMES.values()])
+        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+        panel.xaxis.set_minor_formatter(ticker.NullFormatter())
+        panel.set_yticks(range(len(NAMES)), [name.strip("*").replace("`", "") for name in NAMES.values()])
         panel.set_ylim(len(NAMES) - 0.5, -0.5)
         panel.grid(axis="x", which="both", alpha=0.3)
     panels[0][0].legend(loc="lower left")
