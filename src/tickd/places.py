@@ -9,7 +9,6 @@ run, so no two runs ever share a session.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -21,8 +20,6 @@ from tickd.stop import Stop
 
 # How long a run that has begun keeps its place to attempt; most ticks of a herd are short.
 SETTLED_AFTER = 0.25
-# A graph loop that has answered so lately is not asked again: a herd would ask it hundreds of times, and wait each time.
-ANSWERED_LATELY = 0.05
 
 
 class Room:
@@ -56,7 +53,7 @@ class Places:
         self._attempts = asyncio.Semaphore(lock_attempts)
         self._waiting = 0
         self._spare: list[LockSession] = []
-        self._answered_at = -ANSWERED_LATELY
+        self._answer: asyncio.Future[None] | None = None
 
     @asynccontextmanager
     async def take(self, patience: timedelta) -> AsyncIterator[Room]:
@@ -85,10 +82,7 @@ class Places:
                 await self._attempts.acquire()
                 room = Room(None, self._attempts)
                 reason = "loop_blocked"
-                if time.monotonic() - self._answered_at > ANSWERED_LATELY:
-                    asked = time.monotonic()
-                    await self._graphs.answer()
-                    self._answered_at = asked
+                await self._answered()
         except TimeoutError:
             room.leave_attempt()
             return Room("draining" if self._stop.requested else reason)
@@ -100,6 +94,12 @@ class Places:
             if not self._waiting:
                 await self._close_spare()
         return room
+
+    async def _answered(self) -> None:
+        """Return when the graph loop has come round; those who ask together share one answer, for a herd asks often."""
+        if self._answer is None or self._answer.done():
+            self._answer = asyncio.ensure_future(self._graphs.answer())
+        await asyncio.shield(self._answer)
 
     def spare(self, session: LockSession) -> bool:
         """Take over a session that holds nothing, if another tick waits for one; False when it is to be closed."""

@@ -487,7 +487,8 @@ async def test_a_stop_hands_a_run_off_and_another_replica_goes_on(
     running = asyncio.create_task(run(a, tick))
     await gate.arrive()
     a.stop.request()
-    await asked.wait()
+    async with asyncio.timeout(10):
+        await asked.wait()
     gate.open.set()
     await running
 
@@ -533,16 +534,18 @@ async def test_a_graph_that_is_freed_between_the_first_try_and_the_fire_time_run
     running = asyncio.create_task(run(replica))
     await gate.arrive()
     refused = asyncio.Event()
-    unfinished = ledger.unfinished
+    hold_and_admit = ledger.hold_and_admit
 
-    async def noted(*args: Any) -> Any:
-        found = await unfinished(*args)
-        refused.set()
-        return found
+    async def noted(*args: Any, **options: Any) -> Any:
+        held, granted = await hold_and_admit(*args, **options)
+        if held is False:
+            refused.set()
+        return held, granted
 
-    monkeypatch.setattr(ledger, "unfinished", noted)
+    monkeypatch.setattr(ledger, "hold_and_admit", noted)
     following = asyncio.create_task(run(other, other.due(GRAPH, ahead=2 * SECOND)))
-    await refused.wait()
+    async with asyncio.timeout(10):
+        await refused.wait()
     gate.open.set()
     await asyncio.gather(running, following)
 
