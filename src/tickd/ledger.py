@@ -28,6 +28,7 @@ from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_
 
 # `orphaned`: whoever gets the lock knows that a tick without an outcome has lost its holder. It may only stand still, and
 # what it still writes is late, though its thread is not the new tick's.
+# A tick is admitted a moment before it is due, and runs from then on: that is since when its holder is said to have it.
 HOLD_AND_ADMIT = """
 WITH known AS MATERIALIZED (
     SELECT replica, outcome
@@ -62,7 +63,8 @@ WITH known AS MATERIALIZED (
 ), admitted AS (
     INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
     SELECT %(space)s::int, %(graph)s::text, %(fire_time)s::timestamptz, 1, token,
-           %(replica)s::text, %(thread_id)s::text, %(run_id)s::uuid, clock_timestamp()
+           %(replica)s::text, %(thread_id)s::text, %(run_id)s::uuid,
+           GREATEST(clock_timestamp(), %(fire_time)s::timestamptz)
     FROM next
     ON CONFLICT (space, graph, fire_time) DO NOTHING
     RETURNING token, attempt

@@ -452,7 +452,7 @@ async def test_a_tick_that_is_not_due_waits_on_the_databases_clock(
     assert only(book.terminal())["event"] == "tick.ran"
     assert only(book.find("tick.started"))["late_ms"] >= 0
     assert [instant >= tick.fire_time for instant in began] == [True]
-    assert onlooker.value("SELECT fire_time - admitted_at BETWEEN '0' AND '0.3 s' FROM tickd.ticks")
+    assert onlooker.value("SELECT admitted_at >= fire_time FROM tickd.ticks")
 
 
 async def test_a_stop_lets_go_of_what_has_not_begun(play: Play, book: Logbook):
