@@ -80,7 +80,7 @@ async def test_a_loan_ends_with_the_error_when_even_new_connections_end_at_once(
     async with pool_of(database.dsn, patience=timedelta(minutes=1)) as pool:
         monkeypatch.setattr(pool, "_check_alive", fail)
         with pytest.raises(psycopg.OperationalError, match="terminating"):
-            async with pool.connection():
+            async with asyncio.timeout(20), pool.connection():
                 pass
     assert tries == 6
 
@@ -101,7 +101,8 @@ async def test_a_cancelled_check_costs_the_pool_no_connection(
             for _ in range(6):
                 checking.clear()
                 borrower = asyncio.create_task(pool.getconn())
-                await checking.wait()
+                async with asyncio.timeout(20):
+                    await checking.wait()
                 borrower.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await borrower
