@@ -96,7 +96,7 @@ WITH ready AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM ready)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
 ), next AS MATERIALIZED (
-    SELECT fire_time, lease_until IS NOT NULL AND outcome IS NULL AS left_behind
+    SELECT fire_time, replica AS last_holder, lease_until IS NOT NULL AND outcome IS NULL AS left_behind
     FROM tickd.ticks
     WHERE (SELECT held FROM try)
       AND space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
@@ -116,14 +116,14 @@ WITH ready AS MATERIALIZED (
         lease_until = clock_timestamp() + %(lease)s
     FROM next, token
     WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.fire_time = next.fire_time
-    RETURNING t.fire_time, t.token, t.attempt, t.thread_id, t.failures
+    RETURNING t.fire_time, t.token, t.attempt, t.thread_id, t.failures, next.last_holder
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
     SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM claimed
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
-SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.failures,
+SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thread_id, claimed.last_holder, claimed.failures,
        EXISTS (
          SELECT FROM tickd.ticks AS t
          WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.outcome = 'interrupted'
@@ -284,7 +284,7 @@ async def enqueue(connection: AsyncConnection[Any], space: int, dues: Sequence[D
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool | None, Claimed | None]:
     """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
     place = session.place
-    held, fire_time, token, attempt, thread_id, failures, interrupted = await admit(
+    held, fire_time, token, attempt, thread_id, last_holder, failures, interrupted = await admit(
         session,
         CLAIM,
         {
@@ -298,7 +298,7 @@ async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[
     if token is None:
         return held, None
     tick = Tick(graph, fire_time.astimezone(UTC))
-    return True, Claimed(tick, Admission(token, attempt, thread_id), failures, interrupted)
+    return True, Claimed(tick, Admission(token, attempt, thread_id, last_holder), failures, interrupted)
 
 
 def renewal(space: int, tick: Tick, token: int, lease: timedelta) -> tuple[LiteralString, Sequence[Any]]:

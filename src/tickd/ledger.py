@@ -15,7 +15,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, LiteralString
 
@@ -98,7 +98,7 @@ NO_RUN = uuid.UUID(int=0)
 # What was handed off in claim mode is claimed again, under a lease.
 HOLD_AND_RESUME = """
 WITH waiting AS MATERIALIZED (
-    SELECT FROM tickd.ticks
+    SELECT replica FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = %(outcome)s
       AND (mode = 'skip' OR outcome <> 'handed_off')
 ), try AS MATERIALIZED (
@@ -122,8 +122,8 @@ WITH waiting AS MATERIALIZED (
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 )
-SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id
-FROM try LEFT JOIN resumed ON true
+SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id, waiting.replica
+FROM try LEFT JOIN resumed ON true LEFT JOIN waiting ON true
 """
 RECORD = """
 UPDATE tickd.ticks
@@ -203,11 +203,15 @@ ANNOUNCE = "SELECT pg_notify('tickd', %s)"
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The ledger has accepted the tick for this replica: its token, which attempt it is, and the thread it runs on."""
+    """The ledger has accepted the tick for this replica: its token, which attempt it is, and the thread it runs on.
+
+    `last_holder` is the replica that had the tick before, if any had.
+    """
 
     token: int
     attempt: int
     thread_id: str
+    last_holder: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +305,10 @@ async def hold_and_resume(
     session: LockSession, tick: Tick, *, outcome: Outcome = Outcome.HANDED_OFF
 ) -> tuple[bool | None, Admission | None]:
     """Try the graph's lock and go on with a tick that has this outcome, as its next attempt; None when it has not."""
-    held, token, attempt, thread_id = await admit(
+    held, token, attempt, thread_id, last_holder = await admit(
         session, HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
     )
-    return held, None if token is None else Admission(token, attempt, thread_id)
+    return held, None if token is None else Admission(token, attempt, thread_id, last_holder)
 
 
 async def admit(session: LockSession, query: LiteralString, parameters: Mapping[str, Any]) -> Any:

@@ -461,7 +461,7 @@ class Runner:
                 return await self.record(tick, session, admission, replace(ran, end=lost(loss, ran.end)))
             if self._stop.requested:
                 return await self.record(tick, session, admission, ran.handed_off())
-            admission = replace(admission, attempt=admission.attempt + 1)
+            admission = replace(admission, attempt=admission.attempt + 1, last_holder=None)
 
     def _retry_pause(self, entry: Entry, tick: Tick, ran: Ran, failures: int) -> timedelta | None:
         """Return the pause before the tick is run again within this hold; None past the next fire time."""
@@ -482,7 +482,9 @@ class Runner:
         """Run one attempt of the tick under the hold, to its real end."""
         late_ms = milliseconds(self._clock.now() - tick.fire_time)
         facts: dict[str, Any] = {"token": admission.token, "attempt": admission.attempt}
-        resumed = {"resumed": True} if admission.attempt > 1 else {}
+        resumed: dict[str, Any] = {"resumed": True} if admission.attempt > 1 else {}
+        if admission.last_holder is not None:
+            resumed["last_holder"] = admission.last_holder
         fire_time = instant_text(tick.fire_time)
         thread_id = admission.thread_id
         self._log.info(

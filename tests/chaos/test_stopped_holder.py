@@ -49,7 +49,7 @@ def test_a_holder_that_stands_still_is_taken_over_when_its_lease_runs_out(fleet:
     a.signal(signal.SIGCONT)
     lost = a.wait_for("tick.lock_lost", graph="stopped", timeout=30)
 
-    assert (started["attempt"], started["resumed"]) == (2, True)
+    assert (started["attempt"], started["resumed"], started["last_holder"]) == (2, True, "a")
     assert lost["cause"] in {"session_ended", "not_confirmed", "superseded", "no_answer"}
     row = ticks(witness, "stopped")[0]
     assert (row.outcome, row.replica, row.attempt, row.failures) == ("ran", "b", 2, 1)
