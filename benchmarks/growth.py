@@ -91,11 +91,11 @@ def statements() -> Iterator[tuple[str, Any, Any]]:
     claimed = tick | {"graph": "old_00010", "key": 10, "lease": timedelta(seconds=15)}
     names = [f"old_{number:05}" for number in range(200)]
     yield "ADMITTED", ledger.ADMITTED, (names, [LAST] * 200, SPACE)
-    yield "HOLD_AND_ADMIT", ledger.HOLD_AND_ADMIT, tick | thread
-    yield "HOLD_AND_ADMIT, ran already", ledger.HOLD_AND_ADMIT, tick | thread | {"fire_time": LAST}
+    yield "HOLD_AND_ADMIT", ledger.HOLD_AND_ADMIT.one, tick | thread
+    yield "HOLD_AND_ADMIT, ran already", ledger.HOLD_AND_ADMIT.one, tick | thread | {"fire_time": LAST}
     yield "HOLD_AND_RESUME", ledger.HOLD_AND_RESUME, tick | {"outcome": "handed_off"}
     yield "UNFINISHED", ledger.UNFINISHED, (SPACE, graph)
-    yield "RECORD", ledger.RECORD, tick | outcome
+    yield "RECORD", ledger.RECORD.one, tick | outcome
     yield "WAITING", ledger.WAITING, [SPACE]
     yield "SUSPECTS", ledger.SUSPECTS, [SPACE]
     yield "WORK", claim.WORK, [SPACE]

@@ -9,6 +9,7 @@ from tickd.dsn import parse_dsn
 from tickd.lock import LockPlace, LockSession, closing, open_session
 from tickd.migrations import migrate_at
 from tickd.policy import TrustWindows
+from tickd.shared import SharedSession
 
 
 SPACE = 7301
@@ -31,8 +32,11 @@ def place_of(
 
 
 @asynccontextmanager
-async def sessions(dsn: str) -> AsyncIterator[Open]:
-    """Migrate the database and open sessions on it by the replica's name; all are closed at the end."""
+async def sessions(dsn: str, *, shared: bool = False) -> AsyncIterator[Open]:
+    """Migrate the database and open sessions on it by the replica's name; all are closed at the end.
+
+    With `shared`, each is one that many holds may share.
+    """
     await migrate_at(place_of(dsn), deadline=time.monotonic() + MIGRATION_SECONDS)
     async with AsyncExitStack() as stack:
 
@@ -41,6 +45,10 @@ async def sessions(dsn: str) -> AsyncIterator[Open]:
         ) -> LockSession:
             address = f"{dsn}?options={options}" if options else dsn
             session = await open_session(place_of(address, replica, space=space, windows=windows))
-            return await stack.enter_async_context(closing(session))
+            if not shared:
+                return await stack.enter_async_context(closing(session))
+            together = SharedSession(session, lambda: 0)
+            stack.push_async_callback(together.end)
+            return together
 
         yield open_as

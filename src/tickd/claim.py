@@ -283,17 +283,9 @@ async def enqueue(connection: AsyncConnection[Any], space: int, dues: Sequence[D
 
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool | None, Claimed | None]:
     """Try the graph's lock and take its earliest ready tick under it, if there is one; every attempt takes a new token."""
-    place = session.place
+    values = {"graph": graph, "key": lock_key(graph), "lease": lease}
     held, fire_time, token, attempt, thread_id, last_holder, failures, interrupted = await admit(
-        session,
-        CLAIM,
-        {
-            "space": place.space,
-            "graph": graph,
-            "key": lock_key(graph),
-            "replica": place.replica,
-            "lease": lease,
-        },
+        session, session.fetch(CLAIM, {**session.common_values(), **values})
     )
     if token is None:
         return held, None

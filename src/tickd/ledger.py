@@ -13,7 +13,7 @@ would make others skip the graph's next tick.
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from typing import Any, Literal, LiteralString
 
 from psycopg import AsyncConnection
 
+from tickd.batch import Question
 from tickd.fence import past_stale_writers
 from tickd.lock import LockSession, closing, open_session
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_instant
@@ -29,71 +30,83 @@ from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_
 # `orphaned`: whoever gets the lock knows that a tick without an outcome has lost its holder. It may only stand still, and
 # what it still writes is late, though its thread is not the new tick's.
 # A tick is admitted a moment before it is due, and runs from then on: that is since when its holder is said to have it.
-HOLD_AND_ADMIT = """
-WITH known AS MATERIALIZED (
-    SELECT replica, outcome
-    FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
-), waiting AS MATERIALIZED (
-    SELECT replica, admitted_at, fire_time
-    FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'handed_off'
-    LIMIT 1
-), barred AS MATERIALIZED (
-    SELECT CASE
-        WHEN EXISTS (
-            SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
-        ) THEN 'paused'
-        WHEN %(heed_interrupt)s AND EXISTS (
-            SELECT FROM tickd.ticks
-            WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'interrupted' AND thread_id = %(thread_id)s
-        ) THEN 'interrupted'
-    END AS reason
-), try AS MATERIALIZED (
-    SELECT CASE WHEN NOT EXISTS (SELECT FROM known WHERE outcome IS NOT NULL) AND NOT EXISTS (SELECT FROM waiting)
-                     AND NOT EXISTS (SELECT FROM barred WHERE reason IS NOT NULL)
-           THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
+_ADMIT: LiteralString = """
+WITH due AS (DUE), tried AS MATERIALIZED (
+    SELECT due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
+           known.graph IS NOT NULL AS known, known.outcome IS NOT NULL AS ended, known.replica AS known_replica,
+           CASE WHEN paused.graph IS NOT NULL THEN 'paused' ELSE barring.outcome END AS barred,
+           barring.replica AS barring_replica, barring.admitted_at AS barring_since, barring.fire_time AS barring_tick,
+           CASE WHEN known.outcome IS NULL AND paused.graph IS NULL AND barring.outcome IS NULL
+                THEN pg_try_advisory_lock(%(space)s::int, due.key) END AS held
+    FROM due
+    LEFT JOIN tickd.ticks AS known
+      ON known.space = %(space)s AND known.graph = due.graph AND known.fire_time = due.fire_time
+    LEFT JOIN tickd.graphs AS paused
+      ON paused.space = %(space)s AND paused.graph = due.graph AND paused.paused_at IS NOT NULL
+    LEFT JOIN LATERAL (
+        SELECT outcome, replica, admitted_at, fire_time
+        FROM tickd.ticks
+        WHERE space = %(space)s AND graph = due.graph AND outcome IN ('handed_off', 'interrupted')
+          AND (outcome = 'handed_off' OR due.heed_interrupt AND thread_id = due.thread_id)
+        ORDER BY outcome = 'interrupted' DESC
+        LIMIT 1
+    ) AS barring ON true
 ), next AS (
     INSERT INTO tickd.graphs (space, graph, key, token)
-    SELECT %(space)s::int, %(graph)s::text, %(key)s::int, 1
-    FROM try
-    WHERE held AND NOT EXISTS (SELECT FROM known)
+    SELECT %(space)s::int, graph, key, 1
+    FROM tried
+    WHERE held AND NOT known
     ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
-    RETURNING token
+    RETURNING graph, token
 ), admitted AS (
     INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
-    SELECT %(space)s::int, %(graph)s::text, %(fire_time)s::timestamptz, 1, token,
-           %(replica)s::text, %(thread_id)s::text, %(run_id)s::uuid,
-           GREATEST(clock_timestamp(), %(fire_time)s::timestamptz)
-    FROM next
+    SELECT %(space)s::int, graph, fire_time, 1, token, %(replica)s::text, thread_id, run_id,
+           GREATEST(clock_timestamp(), fire_time)
+    FROM next JOIN tried USING (graph)
     ON CONFLICT (space, graph, fire_time) DO NOTHING
-    RETURNING token, attempt
+    RETURNING graph, token, attempt, thread_id
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
-    SELECT %(thread_id)s::text, %(space)s::int, %(graph)s::text, token FROM admitted
+    SELECT thread_id, %(space)s::int, graph, token FROM admitted
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 ), orphaned AS (
     UPDATE tickd.threads
     SET token = admitted.token
     FROM admitted, tickd.ticks AS lost
-    WHERE lost.space = %(space)s AND lost.graph = %(graph)s AND lost.mode = 'skip' AND lost.outcome IS NULL
+    WHERE lost.space = %(space)s AND lost.graph = admitted.graph AND lost.mode = 'skip' AND lost.outcome IS NULL
       AND threads.thread_id = lost.thread_id AND threads.token = lost.token
-      AND threads.space = %(space)s AND threads.graph = %(graph)s AND threads.thread_id <> %(thread_id)s
-), running AS MATERIALIZED (
+      AND threads.space = %(space)s AND threads.graph = admitted.graph AND threads.thread_id <> admitted.thread_id
+)
+SELECT tried.number, tried.held, admitted.token, admitted.attempt, tried.ended, tried.known_replica,
+       tried.barred, tried.barring_replica, tried.barring_since, tried.barring_tick,
+       running.replica, running.admitted_at, running.fire_time
+FROM tried
+LEFT JOIN admitted USING (graph)
+LEFT JOIN LATERAL (
     SELECT replica, admitted_at, fire_time
     FROM tickd.ticks
-    WHERE space = %(space)s AND graph = %(graph)s AND outcome IS NULL AND token IS NOT NULL
+    WHERE NOT tried.held AND space = %(space)s AND graph = tried.graph AND outcome IS NULL AND token IS NOT NULL
     ORDER BY token DESC
     LIMIT 1
-)
-SELECT try.held, admitted.token, admitted.attempt, known.outcome IS NOT NULL, known.replica, barred.reason,
-       waiting.replica, waiting.admitted_at, waiting.fire_time,
-       running.replica, running.admitted_at, running.fire_time
-FROM try CROSS JOIN barred
-LEFT JOIN admitted ON true LEFT JOIN known ON true LEFT JOIN waiting ON true LEFT JOIN running ON true
+) AS running ON true
 """
-WARM = "EXPLAIN " + HOLD_AND_ADMIT
+_ONE_DUE: LiteralString = """
+    SELECT 1 AS number, %(graph)s::text AS graph, %(key)s::int AS key, %(fire_time)s::timestamptz AS fire_time,
+           %(thread_id)s::text AS thread_id, %(run_id)s::uuid AS run_id, %(heed_interrupt)s::bool AS heed_interrupt
+"""
+_MANY_DUE: LiteralString = """
+    SELECT *
+    FROM unnest(%(graph)s::text[], %(key)s::int[], %(fire_time)s::timestamptz[], %(thread_id)s::text[], %(run_id)s::uuid[],
+                %(heed_interrupt)s::bool[])
+      WITH ORDINALITY AS due (graph, key, fire_time, thread_id, run_id, heed_interrupt, number)
+"""
+HOLD_AND_ADMIT = Question(
+    one=_ADMIT.replace("DUE", _ONE_DUE).replace("SELECT tried.number, ", "SELECT "),
+    many=_ADMIT.replace("DUE", _MANY_DUE),
+    apart="thread_id",
+)
+WARM = "EXPLAIN " + HOLD_AND_ADMIT.one
 NO_RUN = uuid.UUID(int=0)
 # What was handed off in claim mode is claimed again, under a lease.
 HOLD_AND_RESUME = """
@@ -125,12 +138,28 @@ WITH waiting AS MATERIALIZED (
 SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id, waiting.replica
 FROM try LEFT JOIN resumed ON true LEFT JOIN waiting ON true
 """
-RECORD = """
+RECORD = Question(
+    one="""
 UPDATE tickd.ticks
 SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attempt = %(attempt)s,
     lease_until = NULL, finished_at = clock_timestamp()
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
-"""
+RETURNING token
+""",
+    many="""
+UPDATE tickd.ticks AS t
+SET outcome = ended.outcome, error_type = ended.error_type, error = ended.error, attempt = ended.attempt,
+    lease_until = NULL, finished_at = clock_timestamp()
+FROM unnest(%(graph)s::text[], %(fire_time)s::timestamptz[], %(token)s::bigint[], %(outcome)s::text[],
+            %(error_type)s::text[], %(error)s::text[], %(attempt)s::int[])
+  WITH ORDINALITY AS ended (graph, fire_time, token, outcome, error_type, error, attempt, number)
+WHERE t.space = %(space)s AND t.graph = ended.graph AND t.fire_time = ended.fire_time AND t.token = ended.token
+  AND t.outcome IS NULL
+RETURNING number, t.token
+""",
+    apart="graph",
+    hurried=False,
+)
 # A sweep may have been quicker to call the tick abandoned than its own replica was to say what became of it.
 RECORD_WITHOUT_HOLD = """
 UPDATE tickd.ticks
@@ -276,20 +305,20 @@ async def hold_and_admit(
     Unfinished) where the ledger knows already for which tick. `heed_interrupt`: an earlier tick that waits on an interrupt
     keeps others from its thread.
     """
-    parameters = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
+    values = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
     held, token, attempt, ended, replica, barred, *others = await admit(
-        session, HOLD_AND_ADMIT, _tick_parameters(session, tick) | parameters
+        session, session.ask(HOLD_AND_ADMIT, _tick_values(tick) | values)
     )
     if token is not None:
         return True, Admission(token, attempt, thread_id)
     waiting, running = others[:3], others[3:]
     if held is False:
         return False, _unfinished(*running) if tell_running and running[0] is not None else None
-    if barred is not None and not ended:
-        return None, Refusal(SkipReason(barred))
-    if waiting[0] is not None and not ended:
+    if ended or barred is None:
+        return held, Refusal(SkipReason.ALREADY_RAN, replica)
+    if barred == Outcome.HANDED_OFF:
         return None, _unfinished(*waiting)
-    return held, Refusal(SkipReason.ALREADY_RAN, replica)
+    return None, Refusal(SkipReason(barred))
 
 
 async def warm(session: LockSession, tick: Tick) -> None:
@@ -298,21 +327,22 @@ async def warm(session: LockSession, tick: Tick) -> None:
     A new backend spends some milliseconds on that, and there is time for it before the tick is due.
     """
     nothing = {"thread_id": "", "run_id": NO_RUN, "heed_interrupt": True}
-    await session.fetch(WARM, _tick_parameters(session, tick) | nothing)
+    await session.fetch(WARM, session.common_values() | _tick_values(tick) | nothing)
 
 
 async def hold_and_resume(
     session: LockSession, tick: Tick, *, outcome: Outcome = Outcome.HANDED_OFF
 ) -> tuple[bool | None, Admission | None]:
     """Try the graph's lock and go on with a tick that has this outcome, as its next attempt; None when it has not."""
+    values = session.common_values() | _tick_values(tick) | {"outcome": outcome.value}
     held, token, attempt, thread_id, last_holder = await admit(
-        session, HOLD_AND_RESUME, _tick_parameters(session, tick) | {"outcome": outcome.value}
+        session, session.fetch(HOLD_AND_RESUME, values)
     )
     return held, None if token is None else Admission(token, attempt, thread_id, last_holder)
 
 
-async def admit(session: LockSession, query: LiteralString, parameters: Mapping[str, Any]) -> Any:
-    """Run a statement that moves a thread to this session's hold, and end stale writers that keep it waiting."""
+async def admit(session: LockSession, admission: Coroutine[Any, Any, Any]) -> Any:
+    """Await a statement that moves a thread to this session's hold, and end stale writers that keep it waiting."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[AsyncConnection[Any]]:
@@ -320,35 +350,30 @@ async def admit(session: LockSession, query: LiteralString, parameters: Mapping[
             yield other.connection
 
     waiting = session.connection.info.backend_pid
-    return await past_stale_writers(session.fetch(query, parameters), waiting=waiting, connect=connect)
+    return await past_stale_writers(admission, waiting=waiting, connect=connect)
 
 
-def _tick_parameters(session: LockSession, tick: Tick) -> dict[str, Any]:
-    return {
-        "space": session.place.space,
-        "key": lock_key(tick.graph),
-        "graph": tick.graph,
-        "fire_time": tick.fire_time,
-        "replica": session.place.replica,
-    }
+def _tick_values(tick: Tick) -> dict[str, Any]:
+    return {"key": lock_key(tick.graph), "graph": tick.graph, "fire_time": tick.fire_time}
 
 
 async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish) -> bool:
     """Write how the tick ended, under the hold; False when the row is no longer this token's to finish."""
-    return await session.change(RECORD, _record_parameters(session.place.space, tick, token, finish)) == 1
+    return await session.ask(RECORD, _finish_values(tick, token, finish)) is not None
 
 
 async def record_without_hold(
     connection: AsyncConnection[Any], space: int, tick: Tick, *, token: int, finish: Finish
 ) -> bool:
     """Write how the tick ended when its hold is gone; the token in the row still decides whether that is ours to say."""
-    cursor = await connection.execute(RECORD_WITHOUT_HOLD, _record_parameters(space, tick, token, finish))
+    cursor = await connection.execute(
+        RECORD_WITHOUT_HOLD, {"space": space} | _finish_values(tick, token, finish)
+    )
     return cursor.rowcount == 1
 
 
-def _record_parameters(space: int, tick: Tick, token: int, finish: Finish) -> dict[str, Any]:
+def _finish_values(tick: Tick, token: int, finish: Finish) -> dict[str, Any]:
     return {
-        "space": space,
         "graph": tick.graph,
         "fire_time": tick.fire_time,
         "token": token,

@@ -22,7 +22,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -31,6 +31,7 @@ from typing import Any, Generic, LiteralString, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
+from tickd.batch import Question
 from tickd.dsn import Dsn
 from tickd.errors import DatabaseUnusable
 from tickd.policy import TrustWindows
@@ -42,7 +43,14 @@ Probe = tuple[LiteralString, Sequence[Any]]
 
 APPLICATION = "tickd/"
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s::int, %s::int)"
-UNLOCK = "SELECT pg_advisory_unlock(%s::int, %s::int)"
+UNLOCK = Question(
+    one="SELECT pg_advisory_unlock(%(space)s::int, %(key)s::int)",
+    many="""
+SELECT number, pg_advisory_unlock(%(space)s::int, key)
+FROM unnest(%(key)s::int[]) WITH ORDINALITY AS held (key, number)
+""",
+    apart="key",
+)
 PROBE = "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int"
 # pg_locks shows the two signed int4 as unsigned oids; the name is what `sole_writer` gave its session.
 HOLDER = """
@@ -151,6 +159,14 @@ class LockSession:
         """Run one statement and return how many rows it changed."""
         return await self._within(self._change(query, parameters), self.place.answer_timeout)
 
+    async def ask(self, question: Question, values: Mapping[str, Any]) -> Any:
+        """Ask a question for one hold, and return the answer's row or None; errors are those of `fetch`."""
+        return await self.fetch(question.one, {**self.common_values(), **values})
+
+    def common_values(self) -> dict[str, Any]:
+        """Return the values of a question that are the same for all holds of this session."""
+        return {"space": self.place.space, "replica": self.place.replica}
+
     async def holder(self, graph: str) -> Holder | None:
         """Look up who has the graph's lock; None when it has been freed meanwhile."""
         row = await self.fetch(HOLDER, (self.place.space & 0xFFFFFFFF, lock_key(graph) & 0xFFFFFFFF))
@@ -229,7 +245,7 @@ class LockSession:
     async def unlock(self, graph: str) -> bool | None:
         """Free the graph's lock: True, or False when Postgres says it was not held, or None when the session is gone."""
         try:
-            row = await self.fetch(UNLOCK, (self.place.space, lock_key(graph)))
+            row = await self.ask(UNLOCK, {"key": lock_key(graph)})
         except (psycopg.Error, TimeoutError):
             return None
         return bool(row[0])

@@ -8,23 +8,30 @@ unlocked instead, and if even that has no answer, the session is ended with all 
 Session locks stack, and a second try of the same key on the same session would succeed. The runner attempts and runs one
 tick of a graph at a time, and the session refuses a key that it is at already.
 
-Statements take turns. Between them the watch waits for the session's own descriptor to become readable, which is what a
+Statements take turns, and what several holds ask in the same words goes to the server as one of them (`tickd.batch`).
+Between them the watch waits for the session's own descriptor to become readable, which is what a
 session that has ended is, and asks the server at the interval for links that died without a word.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
 
+from tickd.batch import Batch, Question
 from tickd.lock import PROBE, LockPlace, LockSession, Loss, Probe, open_session
 from tickd.turns import Turns
 
 
 T = TypeVar("T")
+
+# While answers to its many holds are read this often, the session's end cannot have lain unread for longer, nor can the
+# process have stood still.
+JUST_READ = 0.02
 
 
 class SharedSession(LockSession):
@@ -37,6 +44,9 @@ class SharedSession(LockSession):
         session.forget_link()
         self._turns = Turns()
         self._graphs: set[str] = set()
+        self._read_at = 0.0
+        self._gathering: dict[Question, Batch] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.ensure_future(self._watch_session(newest_timeline))
 
@@ -75,13 +85,22 @@ class SharedSession(LockSession):
                 return Loss("superseded", "the ledger has a newer token for this tick")
         return await asyncio.shield(self._loss)
 
+    def in_doubt(self) -> bool:
+        """Say whether there may be news of the session's end that nobody has read yet; from any thread, at once.
+
+        What can be read is mostly the answer to another hold, and no run is to wait for each of those.
+        """
+        return time.monotonic() - self._read_at > JUST_READ and super().in_doubt()
+
     async def close(self) -> None:
         """Leave the session to the other holds."""
 
     async def end(self) -> None:
         """Close the connection, which frees whatever it still holds."""
-        self._watching.cancel()
-        await asyncio.wait({self._watching})
+        ending = {self._watching, *self._sending}
+        for task in ending:
+            task.cancel()
+        await asyncio.wait(ending)
         await super().close()
 
     async def _watch_session(self, newest_timeline: Callable[[], int]) -> None:
@@ -128,7 +147,7 @@ class SharedSession(LockSession):
         finally:
             loop.remove_reader(self._link)
         async with self._turns.turn():
-            return self.in_doubt()
+            return super().in_doubt()
 
     def _lose(self, loss: Loss) -> None:
         if not self._loss.done():
@@ -136,9 +155,37 @@ class SharedSession(LockSession):
             # Whatever the server still thinks is held must not outlive our trust in it.
             self._shut_down()
 
-    async def change(self, query: Any, parameters: Any = ()) -> int:
-        """Run one statement and return how many rows it changed; admissions, which are no changes, go before it."""
-        return await self._in_turn(self._change(query, parameters), self.place.answer_timeout, hurried=False)
+    async def ask(self, question: Question, values: Mapping[str, Any]) -> Any:
+        """Ask together with all who ask the same before the session is free for it.
+
+        Whoever is cancelled meanwhile does not wait for the answer: what they undo takes its turn after it.
+        """
+        batch = self._gathering.get(question)
+        if batch is None or not batch.takes(values):
+            batch = self._gathering[question] = Batch(question)
+            sending = asyncio.ensure_future(self._send(batch))
+            self._sending.add(sending)
+            sending.add_done_callback(partial(self._sent, batch))
+        return await batch.add(values)
+
+    async def _send(self, batch: Batch) -> None:
+        question = batch.question
+        try:
+            async with self._turns.turn(hurried=question.hurried):
+                if self._gathering.get(question) is batch:
+                    del self._gathering[question]
+                values = batch.close()
+                if values:
+                    statement = self._fetch_all(question.many, self.common_values() | values)
+                    batch.answer(await super()._within(statement, self.place.answer_timeout))
+                    self._read_at = time.monotonic()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is for those who wait for the answer
+            batch.fail(error)
+
+    def _sent(self, batch: Batch, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        if sending.cancelled():  # maybe before it began
+            batch.fail(psycopg.OperationalError("the shared session was closed"))
 
     async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
         return await self._in_turn(statement, limit, hurried=True)
@@ -146,7 +193,9 @@ class SharedSession(LockSession):
     async def _in_turn(self, statement: Coroutine[Any, Any, T], limit: timedelta, *, hurried: bool) -> T:
         try:
             async with self._turns.turn(hurried=hurried):
-                return await super()._within(statement, limit)
+                answer = await super()._within(statement, limit)
+                self._read_at = time.monotonic()
+                return answer
         finally:
             statement.close()  # where it had no turn; else this does nothing
 

@@ -12,6 +12,7 @@ import pytest
 from tests.database import Database
 from tests.integration.conftest import Places
 from tests.lock_sessions import Open, place_of, sessions
+from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
 from tickd import ledger
 from tickd.ledger import Abandoned, Admission, Announcement, Finish, Refusal, Unfinished
@@ -36,10 +37,10 @@ def tick(second: int = 0, graph: str = GRAPH) -> Tick:
     return Tick(graph, TEN + timedelta(seconds=second))
 
 
-@pytest.fixture
-async def open_as(dsn: str):
-    """Opens a lock session for a replica's name."""
-    async with sessions(dsn) as open_as:
+@pytest.fixture(params=["dedicated", "shared"])
+async def open_as(dsn: str, request: pytest.FixtureRequest):
+    """Opens a lock session for a replica's name, for one hold and for many."""
+    async with sessions(dsn, shared=request.param == "shared") as open_as:
         yield open_as
 
 
@@ -120,10 +121,7 @@ async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
 ):
     """The late replica looks, the early one runs the whole tick, the late one gets the lock: it must not run it again."""
     early, late = await open_as("a"), await open_as("b")
-    slowly = ledger.HOLD_AND_ADMIT.replace(
-        "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
-        "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
-    )
+    slowly = taking_its_lock(SLOW_TRY)
     with monkeypatch.context() as patch:
         patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
         trying = asyncio.create_task(admit(late, tick()))
@@ -170,10 +168,7 @@ async def test_admission_is_right_whatever_isolation_the_role_has_by_default(
         closing(await open_session(place_of(role.dsn, "b"))) as late,
     ):
         early = await open_owner("a")
-        slowly = ledger.HOLD_AND_ADMIT.replace(
-            "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
-            "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
-        )
+        slowly = taking_its_lock(SLOW_TRY)
         with monkeypatch.context() as patch:
             patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
             trying = asyncio.create_task(admit(late, tick()))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.conftest import Places
 from tests.integration.exclusion import GRAPH, admit, bare, fresh_tick, late, lost_updates, race
+from tests.mutation import BLOCKING, taking_its_lock
 from tests.replicas import ROOT, replica_environment
 from tickd import ledger
 from tickd.lock import LockPlace, LockSession, open_session
@@ -44,12 +45,8 @@ async def test_a_blocking_lock_is_noticed_behind_the_ledger_too(
     contenders: tuple[LockPlace, LockPlace], monkeypatch: pytest.MonkeyPatch
 ):
     """The admission row keeps the loser from running; but it sat waiting for as long as the winner ran."""
-    mutated = ledger.HOLD_AND_ADMIT.replace(
-        "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
-        "(SELECT true FROM pg_advisory_lock(%(space)s::int, %(key)s::int))",
-    )
-    assert mutated != ledger.HOLD_AND_ADMIT
-    monkeypatch.setattr(ledger, "HOLD_AND_ADMIT", mutated)
+    blocking = taking_its_lock(BLOCKING)
+    monkeypatch.setattr(ledger, "HOLD_AND_ADMIT", blocking)
     tick = fresh_tick(GRAPH)
 
     result = await race(lambda place, _: admit(place, tick), *contenders, patience=PATIENCE)

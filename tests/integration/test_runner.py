@@ -21,7 +21,7 @@ from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
 from tickd import ledger
-from tickd.lock import LockPlace
+from tickd.lock import UNLOCK, LockPlace
 from tickd.log import Log
 from tickd.runner import Limits
 from tickd.runs import Run
@@ -337,7 +337,8 @@ async def test_a_lock_that_was_not_held_any_more_is_told(
     play: Play, book: Logbook, monkeypatch: pytest.MonkeyPatch
 ):
     """The unlock answers false: the run was unguarded, for who knows how long."""
-    monkeypatch.setattr("tickd.lock.UNLOCK", "SELECT pg_advisory_unlock(%s::int, %s::int) AND false")
+    refused = replace(UNLOCK, one=f"{UNLOCK.one} AND false")
+    monkeypatch.setattr("tickd.lock.UNLOCK", refused)
 
     await run(await play(graph_of(one=step("one"))))
 
