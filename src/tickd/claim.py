@@ -79,8 +79,12 @@ SELECT due.graph, due.fire_time, new.graph IS NOT NULL, holder.name,
        old.replica, old.admitted_at, old.lease_until IS NOT NULL
 FROM due
 LEFT JOIN enqueued AS new ON new.graph = due.graph AND new.fire_time = due.fire_time
-LEFT JOIN tickd.ticks AS old
-  ON old.space = %(space)s AND old.graph = due.graph AND old.fire_time = due.fire_time
+LEFT JOIN LATERAL (
+    SELECT *
+    FROM tickd.ticks
+    WHERE space = %(space)s AND graph = due.graph AND fire_time = due.fire_time
+    LIMIT 1
+) AS old ON true
 LEFT JOIN holder ON holder.key = due.key
 """
 CLAIM = """
@@ -96,7 +100,7 @@ WITH ready AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM ready)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
 ), next AS MATERIALIZED (
-    SELECT fire_time, replica AS last_holder, lease_until IS NOT NULL AND outcome IS NULL AS left_behind
+    SELECT space, graph, fire_time, replica AS last_holder, lease_until IS NOT NULL AND outcome IS NULL AS left_behind
     FROM tickd.ticks
     WHERE (SELECT held FROM try)
       AND space = %(space)s AND graph = %(graph)s AND ready_at <= clock_timestamp()
@@ -115,7 +119,7 @@ WITH ready AS MATERIALIZED (
         replica = %(replica)s, admitted_at = clock_timestamp(), finished_at = NULL, outcome = NULL,
         lease_until = clock_timestamp() + %(lease)s
     FROM next, token
-    WHERE t.space = %(space)s AND t.graph = %(graph)s AND t.fire_time = next.fire_time
+    WHERE t.space = next.space AND t.graph = next.graph AND t.fire_time = next.fire_time
     RETURNING t.fire_time, t.token, t.attempt, t.thread_id, t.failures, next.last_holder
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)

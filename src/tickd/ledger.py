@@ -32,7 +32,7 @@ from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_
 # A tick is admitted a moment before it is due, and runs from then on: that is since when its holder is said to have it.
 _ADMIT: LiteralString = """
 WITH due AS (DUE), tried AS MATERIALIZED (
-    SELECT due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
+    SELECT due.space, due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
            known.graph IS NOT NULL AS known, known.outcome IS NOT NULL AS ended, known.replica AS known_replica,
            CASE WHEN paused.graph IS NOT NULL THEN 'paused' ELSE barring.outcome END AS barred,
            barring.replica AS barring_replica, barring.admitted_at AS barring_since, barring.fire_time AS barring_tick,
@@ -40,43 +40,43 @@ WITH due AS (DUE), tried AS MATERIALIZED (
                 THEN pg_try_advisory_lock(%(space)s::int, due.key) END AS held
     FROM due
     LEFT JOIN tickd.ticks AS known
-      ON known.space = %(space)s AND known.graph = due.graph AND known.fire_time = due.fire_time
+      ON known.space = due.space AND known.graph = due.graph AND known.fire_time = due.fire_time
     LEFT JOIN tickd.graphs AS paused
-      ON paused.space = %(space)s AND paused.graph = due.graph AND paused.paused_at IS NOT NULL
+      ON paused.space = due.space AND paused.graph = due.graph AND paused.paused_at IS NOT NULL
     LEFT JOIN LATERAL (
         SELECT outcome, replica, admitted_at, fire_time
         FROM tickd.ticks
-        WHERE space = %(space)s AND graph = due.graph AND outcome IN ('handed_off', 'interrupted')
+        WHERE space = due.space AND graph = due.graph AND outcome IN ('handed_off', 'interrupted')
           AND (outcome = 'handed_off' OR due.heed_interrupt AND thread_id = due.thread_id)
         ORDER BY outcome = 'interrupted' DESC
         LIMIT 1
     ) AS barring ON true
 ), next AS (
     INSERT INTO tickd.graphs (space, graph, key, token)
-    SELECT %(space)s::int, graph, key, 1
+    SELECT space, graph, key, 1
     FROM tried
     WHERE held AND NOT known
     ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
     RETURNING graph, token
 ), admitted AS (
     INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
-    SELECT %(space)s::int, graph, fire_time, 1, token, %(replica)s::text, thread_id, run_id,
+    SELECT space, graph, fire_time, 1, token, %(replica)s::text, thread_id, run_id,
            GREATEST(clock_timestamp(), fire_time)
     FROM next JOIN tried USING (graph)
     ON CONFLICT (space, graph, fire_time) DO NOTHING
-    RETURNING graph, token, attempt, thread_id
+    RETURNING space, graph, token, attempt, thread_id
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
-    SELECT thread_id, %(space)s::int, graph, token FROM admitted
+    SELECT thread_id, space, graph, token FROM admitted
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 ), orphaned AS (
     UPDATE tickd.threads
     SET token = admitted.token
     FROM admitted, tickd.ticks AS lost
-    WHERE lost.space = %(space)s AND lost.graph = admitted.graph AND lost.mode = 'skip' AND lost.outcome IS NULL
-      AND threads.thread_id = lost.thread_id AND threads.token = lost.token
-      AND threads.space = %(space)s AND threads.graph = admitted.graph AND threads.thread_id <> admitted.thread_id
+    WHERE lost.space = admitted.space AND lost.graph = admitted.graph AND lost.mode = 'skip' AND lost.outcome IS NULL
+      AND threads.thread_id = lost.thread_id AND threads.token = lost.token AND threads.thread_id <> admitted.thread_id
+      AND (threads.space, threads.graph) IS NOT DISTINCT FROM (admitted.space, admitted.graph)
 )
 SELECT tried.number, tried.held, admitted.token, admitted.attempt, tried.ended, tried.known_replica,
        tried.barred, tried.barring_replica, tried.barring_since, tried.barring_tick,
@@ -86,20 +86,21 @@ LEFT JOIN admitted USING (graph)
 LEFT JOIN LATERAL (
     SELECT replica, admitted_at, fire_time
     FROM tickd.ticks
-    WHERE NOT tried.held AND space = %(space)s AND graph = tried.graph AND outcome IS NULL AND token IS NOT NULL
+    WHERE NOT tried.held AND space = tried.space AND graph = tried.graph AND outcome IS NULL AND token IS NOT NULL
     ORDER BY token DESC
     LIMIT 1
 ) AS running ON true
 """
 _ONE_DUE: LiteralString = """
-    SELECT 1 AS number, %(graph)s::text AS graph, %(key)s::int AS key, %(fire_time)s::timestamptz AS fire_time,
+    SELECT 1 AS number, %(space)s::int AS space, %(graph)s::text AS graph, %(key)s::int AS key, %(fire_time)s::timestamptz AS fire_time,
            %(thread_id)s::text AS thread_id, %(run_id)s::uuid AS run_id, %(heed_interrupt)s::bool AS heed_interrupt
 """
 _MANY_DUE: LiteralString = """
-    SELECT *
+    SELECT %(space)s::int AS space, *
     FROM unnest(%(graph)s::text[], %(key)s::int[], %(fire_time)s::timestamptz[], %(thread_id)s::text[], %(run_id)s::uuid[],
                 %(heed_interrupt)s::bool[])
       WITH ORDINALITY AS due (graph, key, fire_time, thread_id, run_id, heed_interrupt, number)
+    OFFSET 0
 """
 HOLD_AND_ADMIT = Question(
     one=_ADMIT.replace("DUE", _ONE_DUE).replace("SELECT tried.number, ", "SELECT "),
@@ -150,10 +151,14 @@ RETURNING token
 UPDATE tickd.ticks AS t
 SET outcome = ended.outcome, error_type = ended.error_type, error = ended.error, attempt = ended.attempt,
     lease_until = NULL, finished_at = clock_timestamp()
-FROM unnest(%(graph)s::text[], %(fire_time)s::timestamptz[], %(token)s::bigint[], %(outcome)s::text[],
-            %(error_type)s::text[], %(error)s::text[], %(attempt)s::int[])
-  WITH ORDINALITY AS ended (graph, fire_time, token, outcome, error_type, error, attempt, number)
-WHERE t.space = %(space)s AND t.graph = ended.graph AND t.fire_time = ended.fire_time AND t.token = ended.token
+FROM (
+    SELECT %(space)s::int AS space, *
+    FROM unnest(%(graph)s::text[], %(fire_time)s::timestamptz[], %(token)s::bigint[], %(outcome)s::text[],
+                %(error_type)s::text[], %(error)s::text[], %(attempt)s::int[])
+      WITH ORDINALITY AS due (graph, fire_time, token, outcome, error_type, error, attempt, number)
+    OFFSET 0
+) AS ended
+WHERE t.space = ended.space AND t.graph = ended.graph AND t.fire_time = ended.fire_time AND t.token = ended.token
   AND t.outcome IS NULL
 RETURNING number, t.token
 """,
@@ -171,7 +176,12 @@ WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND 
 ADMITTED = """
 SELECT t.graph, t.fire_time, t.replica, t.outcome IS NOT NULL
 FROM unnest(%s::text[], %s::timestamptz[]) AS due (graph, fire_time)
-JOIN tickd.ticks AS t ON t.space = %s AND t.graph = due.graph AND t.fire_time = due.fire_time
+CROSS JOIN LATERAL (
+    SELECT *
+    FROM tickd.ticks
+    WHERE space = %s AND graph = due.graph AND fire_time = due.fire_time
+    LIMIT 1
+) AS t
 """
 UNFINISHED = """
 SELECT replica, admitted_at, fire_time

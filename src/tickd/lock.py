@@ -330,6 +330,11 @@ def _session_parameters(place: LockPlace) -> dict[str, Any]:
         "lock_timeout": round(place.answer_timeout.total_seconds() * 900),
         # ON CONFLICT has to see rows committed after the statement began; stricter levels raise instead.
         "default_transaction_isolation": r"read\ committed",
+        # Every statement here finds single rows by an index. Of a table without statistics Postgres thinks that it is tiny,
+        # and would scan all of it for each tick, with a plan that it keeps.
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
         # The server's side: without these, a vanished host's lock stays for about two hours.
         "tcp_keepalives_idle": round(windows.server_idle.total_seconds()),
         "tcp_keepalives_interval": round(windows.server_interval.total_seconds()),

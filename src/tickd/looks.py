@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from itertools import islice
 from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
@@ -16,6 +17,8 @@ FRESH_SECONDS = 0.01
 # Looks take at most one part in so many of the time. With hundreds of ticks in one, each costs more than the attempts it
 # saves when it follows the last one at once.
 ONE_IN = 10
+# A look is about the ticks whose turn is next. To ask for thousands takes longer than to try those few.
+MOST = 100
 
 
 class Looks:
@@ -44,17 +47,17 @@ class Looks:
             found = self._waiting.get(tick)
             seen = time.monotonic() - self._looked_at.get(tick, 0.0)
             if (found is None or not found.ended) and seen > self._fresh_for:
-                await self._look()
+                await self._look(tick)
         return self._waiting.get(tick)
 
-    async def _look(self) -> None:
-        """Ask for every waiting tick that is not known to have ended; those that are not due yet cost next to nothing."""
-        asked = [tick for tick, found in self._waiting.items() if found is None or not found.ended]
+    async def _look(self, tick: Tick) -> None:
+        """Ask for this tick and for those that have waited longest, unless they are known to have ended."""
+        open_ticks = (one for one, found in self._waiting.items() if found is None or not found.ended)
+        asked = {tick, *islice(open_ticks, MOST)}
         now = time.monotonic()
         async with self._pool.connection() as connection:
             found = await ledger.admitted(connection, self._space, asked)
         self._fresh_for = max(FRESH_SECONDS, ONE_IN * (time.monotonic() - now))
-        for tick in asked:
-            if tick in self._waiting:
-                self._waiting[tick] = found.get(tick)
-                self._looked_at[tick] = now
+        for one in asked & self._waiting.keys():
+            self._waiting[one] = found.get(one)
+            self._looked_at[one] = now

@@ -228,7 +228,7 @@ class Runner:
     ) -> End:
         """Wait until the tick is due, and attempt; the session goes to another tick when this one needs none."""
         try:
-            if due - self._clock.now() > WARM_AHEAD:
+            if not session.shared and due - self._clock.now() > WARM_AHEAD:
                 await ledger.warm(session, tick)
             early_end = await self._end_before_attempt(entry, tick, due)
         except BaseException:

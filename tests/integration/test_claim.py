@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.lock_sessions import SPACE, Open, sessions
+from tests.young_ledger import FEW, ROUNDS, grow, rows_read
 from tickd import claim, ledger
 from tickd.claim import Claimed, Due, Enqueued, Row, Work
 from tickd.fleet import Fleet
@@ -651,3 +652,24 @@ async def test_a_look_finds_open_ticks_by_their_index(open_as: Open, look: Onloo
         plan = "\n".join(line for (line,) in await cursor.fetchall())
         assert "Index Scan using ticks_" in plan
         assert "Seq Scan on ticks" not in plan
+
+
+async def test_no_claim_reads_the_whole_ledger_even_while_postgres_has_no_statistics_of_it(
+    open_as: Open, admin_dsn: str
+):
+    """However many ticks there have been, one is enqueued, claimed and finished by its key."""
+    session = await open_as("a")
+
+    async def a_tick(second: int) -> None:
+        await enqueue(session, tick(second))
+        await finish(session, await claimed(session))
+        assert not await claim.has_ready(session.connection, session.place.space, "restock")
+
+    for second in range(ROUNDS):
+        await a_tick(second)
+    grow(admin_dsn, graph="restock", mode="claim")
+    before = await rows_read(session, admin_dsn)
+    for second in range(ROUNDS, ROUNDS + 10):
+        await a_tick(second)
+
+    assert await rows_read(session, admin_dsn) - before < FEW

@@ -14,6 +14,7 @@ from tests.integration.conftest import Places
 from tests.lock_sessions import Open, place_of, sessions
 from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
+from tests.young_ledger import FEW, ROUNDS, grow, rows_read
 from tickd import ledger
 from tickd.ledger import Abandoned, Admission, Announcement, Finish, Refusal, Unfinished
 from tickd.lock import LockSession, closing, open_session, sole_writer
@@ -524,3 +525,27 @@ def test_what_others_send_on_our_channel_is_no_announcement(payload: str):
 def test_run_ids_are_uuids_that_postgres_takes():
     """The column's type is the check."""
     assert isinstance(run_id(tick()), uuid.UUID)
+
+
+async def test_no_tick_reads_the_whole_ledger_even_while_postgres_has_no_statistics_of_it(
+    open_as: Open, admin_dsn: str
+):
+    """However many ticks there have been, a tick is found by its key."""
+    session = await open_as("a")
+
+    async def a_tick(second: int) -> None:
+        one = tick(second)
+        held, admission = await admit(session, one, tell_running=True)
+        assert held
+        assert one in await ledger.admitted(session.connection, 7301, [one])
+        assert await ledger.record(session, one, token=admission.token, finish=RAN)
+        assert await session.unlock(GRAPH)
+
+    for second in range(ROUNDS):
+        await a_tick(second)
+    grow(admin_dsn, graph=GRAPH, mode="skip")
+    before = await rows_read(session, admin_dsn)
+    for second in range(ROUNDS, ROUNDS + 10):
+        await a_tick(second)
+
+    assert await rows_read(session, admin_dsn) - before < FEW
