@@ -94,6 +94,7 @@ class Contest:
             spread=workload.spread,
             seconds=workload.seconds,
             width=workload.width,
+            durability=workload.durability,
         )
         plan.write()
         self._module("set_up")

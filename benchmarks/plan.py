@@ -31,6 +31,7 @@ class Plan:
     seconds: float = 0.0
     pool_size: int = 6
     width: int = 50
+    durability: str = "sync"
 
     def names(self) -> list[str]:
         """Return the schedules' names, in the order of the schedule."""

@@ -9,7 +9,7 @@ class Workload:
     """Schedules, the distance of their fire times in seconds, and how many whole seconds are measured after the warm-up.
 
     `seconds` is how long a task works, `width` how many a replica may have at work at once, `connections` the server's
-    `max_connections`, and `patience` how many seconds after the window a start still counts.
+    `max_connections`, `patience` how many seconds after the window a start still counts, and `durability` how LangGraph saves.
     """
 
     letter: str
@@ -25,6 +25,7 @@ class Workload:
     width: int = 50
     connections: int = 300
     quiet: float = 2.0
+    durability: str = "sync"
 
     def begins(self, now: float) -> int:
         """Return the first second that counts, after the warm-up: a fire time, if the window has whole periods."""
@@ -69,6 +70,17 @@ WORKLOADS = {
             replicas=2,
             width=500,
             connections=1200,
+        ),
+        Workload(
+            "J",
+            "10,000 graphs, 303 due each second, each saved once",
+            graphs=10_000,
+            every=33,
+            window=60,
+            warm_up=5,
+            spread=True,
+            patience=60,
+            durability="exit",
         ),
         Workload("F", "10,000 graphs, none due", graphs=10_000, every=86_400, window=60, warm_up=20),
     )

@@ -26,7 +26,7 @@ async def tick(plan: Plan, pool: AsyncConnectionPool[Any], name: str, instant: i
             row = await (await connection.execute(TRY, lock_key(name))).fetchone()
             if row is not None and row[0]:
                 try:
-                    await run_graph(pool, name, instant)
+                    await run_graph(plan, pool, name, instant)
                 finally:
                     await connection.execute(UNLOCK, lock_key(name))
         finally:

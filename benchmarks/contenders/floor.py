@@ -37,14 +37,15 @@ def checkpoint_pool(plan: Plan) -> AsyncConnectionPool[Any]:
     )
 
 
-async def run_graph(pool: AsyncConnectionPool[Any], name: str, instant: int) -> None:
+async def run_graph(plan: Plan, pool: AsyncConnectionPool[Any], name: str, instant: int) -> None:
     """Run the graph once on a thread of its own, with a saver of its own, as tickd does."""
     fire_time = datetime.fromtimestamp(instant, UTC).isoformat()
     config: Any = {
         "configurable": {"thread_id": f"{name}/{fire_time}"},
         "metadata": {"tickd_graph": name, "tickd_fire_time": fire_time},
     }
-    await graph.copy({"checkpointer": AsyncPostgresSaver(pool)}).ainvoke({}, config)
+    durability: Any = plan.durability
+    await graph.copy({"checkpointer": AsyncPostgresSaver(pool)}).ainvoke({}, config, durability=durability)
 
 
 async def set_up() -> None:

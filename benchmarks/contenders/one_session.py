@@ -14,11 +14,11 @@ async def main() -> None:
     """Open the one session, and fire."""
     async with await psycopg.AsyncConnection.connect(read_plan().dsn, autocommit=True) as session:
 
-        async def tick(_: Plan, pool: AsyncConnectionPool[Any], name: str, instant: int) -> None:
+        async def tick(plan: Plan, pool: AsyncConnectionPool[Any], name: str, instant: int) -> None:
             row = await (await session.execute(TRY, lock_key(name))).fetchone()
             if row is not None and row[0]:
                 try:
-                    await run_graph(pool, name, instant)
+                    await run_graph(plan, pool, name, instant)
                 finally:
                     await session.execute(UNLOCK, lock_key(name))
 

@@ -15,6 +15,7 @@ def schedule_of(plan: Plan) -> str:
             "graph": "benchmarks.graphs:graph",
             "every": f"{plan.every}s",
             "anchor": f"1970-01-01T00:00:{plan.phase(number):02}Z",
+            "durability": plan.durability,
             "hold": os.environ.get("BENCHMARK_HOLD", "dedicated"),
         }
         for number, name in enumerate(plan.names())
