@@ -24,8 +24,10 @@ CAUSE = ("error_type", "error")
 TICK_FIELDS = {
     *("thread_id", "token", "attempt", "late_ms", "duration_ms", "steps", "timeout_ms", "interrupts"),
     *("reason", "holder", "holder_since", "grace_ms", "cause", "next_nodes", "threads", "resumed"),
-    *("failed_as", "retry_in_ms", "before", "down_since", "down_until"),
+    *("failed_as", "retry_in_ms", "before", "down_since", "down_until", "like_it"),
 }
+# What becomes of ticks that no replica was up to fire: as many lines of a kind as the absence had fire times.
+UNFIRED = {"down", SkipReason.COALESCED.value}
 OTHER_FIELDS = {"warning", "logger", "message", "running", "drain_timeout_ms"}
 # C0, DEL, C1, the line and paragraph separators, the marks that turn the reading direction around, lone surrogates.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -54,6 +56,27 @@ def render(line: Line, *, replica_style: str = "cyan") -> Text:
         for row in str(line["exception"]).rstrip("\n").split("\n"):
             text.append(f"\n          {plain(row)}")
     return text
+
+
+class Fold:
+    """Holds back the middle of a run of lines about ticks that nobody fired; an hour without replicas has hundreds."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Any, tuple[Any, list[Line], int]] = {}
+
+    def shown(self, line: Line) -> list[Line]:
+        """Return what is to be shown for the line, at most with the last one of the run before it, or nothing yet."""
+        replica = line.get("replica")
+        run = None
+        if line.get("reason") in UNFIRED and "before" not in line:
+            run = (line.get("event"), line.get("graph"), line["reason"])
+        current, last, before = self._runs.get(replica, (None, [], 0))
+        if run is not None and run == current:
+            like_it = {"like_it": before} if before else {}
+            self._runs[replica] = (run, [{**line, **like_it}], before + 1)
+            return []
+        self._runs[replica] = (run, [], 0)
+        return [*last, line]
 
 
 def plain(value: Any) -> str:
@@ -150,7 +173,7 @@ def interrupted(line: Line) -> str:
 def skipped(line: Line) -> str:
     """Say why this replica did not run the tick, and whom it deferred to."""
     reason = plain(line.get("reason", "no reason given"))
-    return f"skipped: {SKIPS[reason](line) if reason in SKIPS else reason}"
+    return f"skipped{like_it(line)}: {SKIPS[reason](line) if reason in SKIPS else reason}"
 
 
 def lock_held(line: Line) -> str:
@@ -170,11 +193,16 @@ def missed(line: Line) -> str:
     if line.get("reason") == "down":
         before = f", and all until {clock(line['before'])}" if line.get("before") else ""
         since = f" since {clock(line['down_since'])}" if line.get("down_since") else ""
-        return f"missed{before}: no replica was up{since}"
+        return f"missed{like_it(line)}{before}: no replica was up{since}"
     late = f": {span(line['late_ms'])} late" if "late_ms" in line else ""
     allowed = f", {span(line['grace_ms'])} allowed" if "grace_ms" in line else ""
     why = {"no_room": "; no room to run it", "loop_blocked": "; a graph blocked the graph loop"}
     return f"missed{late}{allowed}{why.get(plain(line.get('reason')), '')}"
+
+
+def like_it(line: Line) -> str:
+    """Return `, like 718 before it` for the last of a run of lines whose middle was held back."""
+    return f", like {plain(line['like_it'])} before it" if line.get("like_it") else ""
 
 
 def lock_lost(line: Line) -> str:

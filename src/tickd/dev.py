@@ -29,7 +29,7 @@ from rich.text import Text
 
 from tickd import embedded
 from tickd.children import Children, Step, end
-from tickd.console import plain, render
+from tickd.console import Fold, plain, render
 from tickd.errors import DatabaseUnusable, Unusable
 
 
@@ -187,6 +187,7 @@ class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self.gone = False
         self._as_json = as_json
+        self._fold = Fold()
         self._remarks = sys.stderr if as_json else sys.stdout
         self._console = Console(file=self._remarks, highlight=False, soft_wrap=True)
 
@@ -198,7 +199,8 @@ class Screen:
         try:
             line = json.loads(raw)
             if line["event"] not in UNSHOWN:
-                self._print(render(line, replica_style=style))
+                for one in self._fold.shown(line):
+                    self._print(render(one, replica_style=style))
         except (ValueError, TypeError, KeyError):  # not one of its events: show it as it is
             self.show_raw(replica, style, raw)
 

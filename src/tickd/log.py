@@ -18,6 +18,7 @@ from typing import Any, Literal, TextIO
 
 import structlog
 from rich.console import Console
+from rich.text import Text
 
 from tickd import console as console_lines
 from tickd.tick import Outcome, instant_text
@@ -153,10 +154,14 @@ def _json(_: Any, __: str, line: Mapping[str, Any]) -> str:
 
 def _console(stream: TextIO) -> structlog.typing.Processor:
     console = Console(file=stream, highlight=False, soft_wrap=True)
+    fold = console_lines.Fold()
 
     def render(_: Any, __: str, line: Mapping[str, Any]) -> str:
+        shown = fold.shown(line)
+        if not shown:
+            raise structlog.DropEvent
         with console.capture() as capture:
-            console.print(console_lines.render(line), end="")
+            console.print(Text("\n").join(map(console_lines.render, shown)), end="")
         return capture.get()
 
     return render

@@ -1,9 +1,11 @@
 """One log line as people read it."""
 
+from collections.abc import Mapping
+
 import pytest
 from rich.console import Console
 
-from tickd.console import SENTENCES, SKIPS, render, span
+from tickd.console import SENTENCES, SKIPS, Fold, render, span
 from tickd.log import EVENTS
 from tickd.tick import Outcome, SkipReason
 
@@ -231,3 +233,74 @@ def test_the_level_gives_the_colour():
 
     assert "not dim red" in {str(part.style) for part in failed.spans}
     assert "not dim green" in {str(part.style) for part in ran.spans}
+
+
+def unfired(second: int, **fields: object) -> dict[str, object]:
+    """Return the line of a tick that no replica was up to fire."""
+    down = {"event": "tick.missed", "reason": "down", "down_since": "2026-05-04T11:00:00Z"}
+    return TICK | down | {"fire_time": f"2026-05-04T12:00:0{second}Z"} | fields
+
+
+def told(*lines: Mapping[str, object]) -> list[str]:
+    """Return the sentences that a reader gets to see."""
+    fold = Fold()
+    return [
+        render(one).plain.split("restock_plan  ")[-1].split("  (")[0]
+        for line in lines
+        for one in fold.shown(line)
+    ]
+
+
+READY = DAEMON | {"event": "daemon.ready"}
+MISSED = "missed: no replica was up since 11:00:00"
+
+
+def test_of_many_ticks_that_nobody_fired_the_first_and_the_last_are_shown():
+    """An hour of a graph that is due each five seconds was 720 lines, before anything that runs."""
+    lines = told(*(unfired(second) for second in range(5)), READY)
+
+    assert lines == [
+        MISSED,
+        "missed, like 3 before it: no replica was up since 11:00:00",
+        "12:00:05  b  ready",
+    ]
+
+
+def test_two_ticks_that_nobody_fired_are_two_lines():
+    """Nothing lies between them."""
+    assert told(unfired(1), unfired(2), READY) == [MISSED, MISSED, "12:00:05  b  ready"]
+
+
+def test_ticks_that_nobody_fired_are_told_for_each_graph_and_each_reason():
+    """A run of lines ends where they are about something else."""
+    coalesced = {"event": "tick.skipped", "reason": "coalesced"}
+    first = [unfired(second) for second in range(3)]
+    second = [unfired(second, **coalesced) for second in range(4)]
+
+    assert told(*first, *second, READY) == [
+        MISSED,
+        "missed, like 1 before it: no replica was up since 11:00:00",
+        "skipped: a later tick stands for it",
+        "skipped, like 2 before it: a later tick stands for it",
+        "12:00:05  b  ready",
+    ]
+
+
+def test_another_replicas_lines_do_not_end_a_run_of_them():
+    """The lines of several replicas come in one stream."""
+    other = READY | {"replica": "c"}
+
+    assert told(unfired(1), unfired(2), other, unfired(3), READY) == [
+        MISSED,
+        "12:00:05  c  ready",
+        "missed, like 1 before it: no replica was up since 11:00:00",
+        "12:00:05  b  ready",
+    ]
+
+
+def test_a_tick_that_a_replica_itself_missed_is_shown_each_time():
+    """Those are news."""
+    late = {"reason": "late", "late_ms": 31_000, "grace_ms": 30_000}
+    lines = told(*(unfired(second, **late) for second in range(4)))
+
+    assert lines == ["missed: 31.0 s late, 30.0 s allowed"] * 4
