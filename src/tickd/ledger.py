@@ -5,8 +5,10 @@ clocks are apart frees its lock before the last of them tries, and the tick woul
 inserted under the lock on the lock's own connection: whoever finds it there skips (I2).
 
 `hold_and_admit` is one statement, hence one round trip: it looks, tries the lock, takes the next token, inserts the row
-and moves the thread's fence. It is right under READ COMMITTED only, which the lock session sets for itself: ON CONFLICT
-then sees rows that were committed after the statement's snapshot, and the lock's order is the rows' order. A tick that
+and moves the thread's fence. What it has seen is of a moment before it got the lock. So it takes the next token only
+after the one that it has seen; where another hold came or ended with a hand-off in between, it lets go and looks again.
+It is right under READ COMMITTED only, which the lock session sets for itself: ON CONFLICT then sees rows that were
+committed after the statement's snapshot, and the lock's order is the rows' order. A tick that
 is in the ledger already is not locked at all, for a replica that holds a lock only to learn that it has nothing to do
 would make others skip the graph's next tick.
 """
@@ -34,15 +36,15 @@ _ADMIT: LiteralString = """
 WITH due AS (DUE), tried AS MATERIALIZED (
     SELECT due.space, due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
            known.graph IS NOT NULL AS known, known.outcome IS NOT NULL AS ended, known.replica AS known_replica,
-           CASE WHEN paused.graph IS NOT NULL THEN 'paused' ELSE barring.outcome END AS barred,
+           coalesce(kept.token, 0) AS last_token,
+           CASE WHEN kept.paused_at IS NOT NULL THEN 'paused' ELSE barring.outcome END AS barred,
            barring.replica AS barring_replica, barring.admitted_at AS barring_since, barring.fire_time AS barring_tick,
-           CASE WHEN known.outcome IS NULL AND paused.graph IS NULL AND barring.outcome IS NULL
+           CASE WHEN known.outcome IS NULL AND kept.paused_at IS NULL AND barring.outcome IS NULL
                 THEN pg_try_advisory_lock(%(space)s::int, due.key) END AS held
     FROM due
     LEFT JOIN tickd.ticks AS known
       ON known.space = due.space AND known.graph = due.graph AND known.fire_time = due.fire_time
-    LEFT JOIN tickd.graphs AS paused
-      ON paused.space = due.space AND paused.graph = due.graph AND paused.paused_at IS NOT NULL
+    LEFT JOIN tickd.graphs AS kept ON kept.space = due.space AND kept.graph = due.graph
     LEFT JOIN LATERAL (
         SELECT outcome, replica, admitted_at, fire_time
         FROM tickd.ticks
@@ -53,10 +55,11 @@ WITH due AS (DUE), tried AS MATERIALIZED (
     ) AS barring ON true
 ), next AS (
     INSERT INTO tickd.graphs (space, graph, key, token)
-    SELECT space, graph, key, 1
+    SELECT space, graph, key, last_token + 1
     FROM tried
     WHERE held AND NOT known
-    ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
+    ON CONFLICT (space, graph) DO UPDATE SET token = EXCLUDED.token
+    WHERE graphs.token = EXCLUDED.token - 1 AND graphs.paused_at IS NULL
     RETURNING graph, token
 ), admitted AS (
     INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
@@ -78,7 +81,7 @@ WITH due AS (DUE), tried AS MATERIALIZED (
       AND threads.thread_id = lost.thread_id AND threads.token = lost.token AND threads.thread_id <> admitted.thread_id
       AND (threads.space, threads.graph) IS NOT DISTINCT FROM (admitted.space, admitted.graph)
 )
-SELECT tried.number, tried.held, admitted.token, admitted.attempt, tried.ended, tried.known_replica,
+SELECT tried.number, tried.held, admitted.token, admitted.attempt, tried.known, tried.ended, tried.known_replica,
        tried.barred, tried.barring_replica, tried.barring_since, tried.barring_tick,
        running.replica, running.admitted_at, running.fire_time
 FROM tried
@@ -145,7 +148,7 @@ UPDATE tickd.ticks
 SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attempt = %(attempt)s,
     lease_until = NULL, finished_at = clock_timestamp()
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
-RETURNING token
+RETURNING token, graph
 """,
     many="""
 UPDATE tickd.ticks AS t
@@ -160,8 +163,23 @@ FROM (
 ) AS ended
 WHERE t.space = ended.space AND t.graph = ended.graph AND t.fire_time = ended.fire_time AND t.token = ended.token
   AND t.outcome IS NULL
-RETURNING number, t.token
+RETURNING number, t.token, t.graph
 """,
+    apart="graph",
+    hurried=False,
+)
+# The graph's token moves, so that an admission which looked before the hand-off and has got the lock after it looks again.
+_HAND_OFF: LiteralString = """
+WITH recorded AS (RECORDED), moved AS (
+    UPDATE tickd.graphs SET token = graphs.token + 1
+    FROM recorded
+    WHERE graphs.space = %(space)s AND graphs.graph = recorded.graph
+)
+SELECT NUMBER token FROM recorded
+"""
+HAND_OFF = Question(
+    one=_HAND_OFF.replace("RECORDED", RECORD.one).replace("NUMBER ", ""),
+    many=_HAND_OFF.replace("RECORDED", RECORD.many).replace("NUMBER", "number,"),
     apart="graph",
     hurried=False,
 )
@@ -316,11 +334,16 @@ async def hold_and_admit(
     keeps others from its thread.
     """
     values = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
-    held, token, attempt, ended, replica, barred, *others = await admit(
-        session, session.ask(HOLD_AND_ADMIT, _tick_values(tick) | values)
-    )
-    if token is not None:
-        return True, Admission(token, attempt, thread_id)
+    while True:
+        held, token, attempt, known, ended, replica, barred, *others = await admit(
+            session, session.ask(HOLD_AND_ADMIT, _tick_values(tick) | values)
+        )
+        if token is not None:
+            return True, Admission(token, attempt, thread_id)
+        if known or not held:
+            break
+        # Somebody held the graph, or paused it, after the statement's snapshot and before its try: look again.
+        await session.unlock(tick.graph)
     waiting, running = others[:3], others[3:]
     if held is False:
         return False, _unfinished(*running) if tell_running and running[0] is not None else None
@@ -369,7 +392,8 @@ def _tick_values(tick: Tick) -> dict[str, Any]:
 
 async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish) -> bool:
     """Write how the tick ended, under the hold; False when the row is no longer this token's to finish."""
-    return await session.ask(RECORD, _finish_values(tick, token, finish)) is not None
+    question = HAND_OFF if finish.outcome is Outcome.HANDED_OFF else RECORD
+    return await session.ask(question, _finish_values(tick, token, finish)) is not None
 
 
 async def record_without_hold(

@@ -130,8 +130,49 @@ async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
 
     await ended(early, tick())
 
-    assert await trying == (True, Refusal(SkipReason.ALREADY_RAN, None))
+    assert await trying == (None, Refusal(SkipReason.ALREADY_RAN, "a"))
+    assert onlooker.locks() == []
     assert onlooker.rows("SELECT replica, outcome FROM tickd.ticks") == [("a", "ran")]
+
+
+async def test_a_tick_that_looked_before_a_hand_off_comes_after_it(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """It saw a graph at work and got its lock free: it must not overtake the tick that waits to be continued."""
+    early, late = await open_as("a"), await open_as("b")
+    _, admission = await admit(early, tick())
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+        trying = asyncio.create_task(admit(late, tick(1)))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]])
+
+    handed_off = Finish(Outcome.HANDED_OFF, 1)
+    assert await ledger.record(early, tick(), token=admission.token, finish=handed_off)
+    await early.unlock(GRAPH)
+
+    held, waiting = await trying
+    assert held is None
+    assert isinstance(waiting, Unfinished)
+    assert waiting.fire_time == tick().fire_time
+    assert onlooker.locks() == []
+    assert onlooker.rows("SELECT fire_time, outcome FROM tickd.ticks") == [(tick().fire_time, "handed_off")]
+
+
+async def test_a_tick_that_looked_before_a_pause_is_not_admitted_after_it(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Once `tickd pause` has returned, no tick begins."""
+    session = await open_as("a")
+    await ended(session, tick())
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+        trying = asyncio.create_task(admit(session, tick(1)))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+
+    onlooker.connection.execute("UPDATE tickd.graphs SET paused_at = now()")
+
+    assert await trying == (None, Refusal(SkipReason.PAUSED))
+    assert onlooker.locks() == []
 
 
 async def test_of_eight_replicas_one_runs_each_tick(places: Places, onlooker: Onlooker):
@@ -178,7 +219,7 @@ async def test_admission_is_right_whatever_isolation_the_role_has_by_default(
             )
         await ended(early, tick())
 
-        assert await trying == (True, Refusal(SkipReason.ALREADY_RAN, None))
+        assert await trying == (None, Refusal(SkipReason.ALREADY_RAN, "a"))
 
 
 @pytest.mark.parametrize("error", ["a\0b", "\ud800", "line\nline \u2028 \U0001f4a5", "x" * 1_000_000])
@@ -297,13 +338,13 @@ async def test_a_tick_that_was_handed_off_goes_on_as_its_next_attempt(
         assert await ledger.waiting(pooled, 7301) == [tick()]
         b = await open_as("b")
 
-        assert await ledger.hold_and_resume(b, tick()) == (True, Admission(2, 2, str(tick())))
+        assert await ledger.hold_and_resume(b, tick()) == (True, Admission(3, 2, str(tick())))
 
         assert await ledger.waiting(pooled, 7301) == []
     assert onlooker.rows("SELECT replica, attempt, token, outcome, finished_at FROM tickd.ticks") == [
-        ("b", 2, 2, None, None)
+        ("b", 2, 3, None, None)
     ]
-    assert onlooker.value("SELECT token FROM tickd.threads") == 2
+    assert onlooker.value("SELECT token FROM tickd.threads") == 3
     assert len(onlooker.locks()) == 1
 
 
@@ -315,7 +356,7 @@ async def test_of_all_that_hear_of_it_one_takes_a_tick_over(open_as: Open, onloo
     answers = await asyncio.gather(*(ledger.hold_and_resume(each, tick()) for each in replicas))
 
     assert [held for held, _ in answers if held] == [True]
-    assert [admission for _, admission in answers if admission] == [Admission(2, 2, str(tick()))]
+    assert [admission for _, admission in answers if admission] == [Admission(3, 2, str(tick()))]
     assert len(onlooker.locks()) == 1
 
 

@@ -502,8 +502,8 @@ async def test_a_stop_hands_a_run_off_and_another_replica_goes_on(
     await b.runner.take_over(tick)
 
     handed_off, ran = book.terminal()
-    assert (ran["event"], ran["attempt"], ran["token"]) == ("tick.ran", 2, 2)
-    assert book.find("tick.started", resumed=True, token=2, last_holder="a")
+    assert (ran["event"], ran["attempt"], ran["token"]) == ("tick.ran", 2, 3)
+    assert book.find("tick.started", resumed=True, token=3, last_holder="a")
     assert not gate.came.is_set()
     assert onlooker.rows(ROWS) == [(tick.fire_time, "b", "ran", None, None)]
     assert handed_off["token"] == 1
