@@ -1,6 +1,7 @@
 """The command: `python -m benchmarks A B --contenders tickd,bare_loop` measures, and prints a line for each figure.
 
-A to F are run by replicas. G is the cost of each piece, H a day of the calendar, I the ledger grown to millions of ticks.
+A to F and J are run by replicas. G is the cost of each piece, H a day of the calendar, I the ledger grown to millions of
+ticks, K one tick a second with more and more entries and replicas.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from benchmarks.costs import costs
 from benchmarks.growth import grow
 from benchmarks.page import RESULTS, write_page
 from benchmarks.server import Server, server_version
+from benchmarks.sizes import sizes
 from benchmarks.workloads import WORKLOADS, Workload, quick
 
 
@@ -92,6 +94,7 @@ PIECES: dict[str, Callable[[Server, argparse.Namespace], Figures]] = {
     "G": lambda server, given: costs(server, 10 if given.quick else 300),
     "H": lambda _, given: load_schedule.measured(given.graphs or (20 if given.quick else 10_000)),
     "I": grown,
+    "K": lambda server, given: sizes(server, quick=given.quick),
 }
 
 

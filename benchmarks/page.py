@@ -55,11 +55,12 @@ class Results:
 
 def write_page() -> None:
     """Write every table of the page anew, and the picture."""
-    from benchmarks.picture import draw  # noqa: PLC0415  # only who makes the page has matplotlib
+    from benchmarks.picture import draw, draw_sizes  # noqa: PLC0415  # only who makes the page has matplotlib
 
     results = Results(json.loads(RESULTS.read_text())["results"])
     PAGE.write_text(filled(PAGE.read_text(), results))
     draw(results, DOCS / "benchmarks.svg")
+    draw_sizes(results, DOCS / "growth.svg")
 
 
 def filled(page: str, results: Results) -> str:
@@ -185,6 +186,35 @@ def growth(results: Results) -> Iterator[Row]:
         yield (f"A: fire time to first node, {q}", milliseconds(empty[q]), milliseconds(full[q]))
 
 
+def by_size(results: Results) -> Iterator[Row]:
+    """Yield what one tick a second costs, by the number of entries and of replicas."""
+    yield (
+        "entries",
+        "replicas",
+        "p50",
+        "p99",
+        "processor per replica",
+        "memory per replica",
+        "statements a second per replica",
+        "connections, all replicas",
+        "ready after",
+    )
+    yield tuple(["--:"] * 9)
+    figures = results.of("K")
+    for one in (*figures["by_entries"], *figures["by_replicas"]):
+        yield (
+            f"{one['entries']:,}",
+            str(one["replicas"]),
+            milliseconds(one["late_ms"]["p50"]),
+            milliseconds(one["late_ms"]["p99"]),
+            f"{one['replica_cpu']:.1%}",
+            f"{one['resident_mb']:.0f} MiB",
+            f"{one['statements']:.1f}",
+            str(one["connections"]),
+            f"{one['ready_after_s']:.1f} s",
+        )
+
+
 def machine(_: Results) -> Iterator[Row]:
     """Yield what the figures were measured on."""
     facts = json.loads(RESULTS.read_text())["machine"]
@@ -208,11 +238,12 @@ def ratio(value: float | None, floor: Figures | None, q: str) -> str:
 
 
 TABLES: dict[str, Callable[[Results], Iterator[Row]]] = {
-    **{letter: partial(lateness, letter=letter) for letter in "ABCDE"},
+    **{letter: partial(lateness, letter=letter) for letter in "ABCDEJ"},
     "F": idle,
     "G": costs,
     "H": calendar,
     "I": growth,
+    "K": by_size,
     "stations": stations,
     "machine": machine,
 }

@@ -1,6 +1,8 @@
-"""The picture: how late each contender starts its tasks, on the workloads that all of them run."""
+"""The pictures: how late each contender starts its tasks, and what tickd costs as entries and replicas grow."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -13,6 +15,37 @@ from matplotlib import ticker
 
 
 TITLES = {"A": "A: one graph a second", "B": "B: 200 due at once", "C": "C: 2,000 due at once"}
+
+SIZES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "lateness p50 and p99, ms": lambda one: one["late_ms"]["p50"],
+    "processor per replica, % of a core": lambda one: one["replica_cpu"] * 100,
+    "memory per replica, MiB": lambda one: one["resident_mb"],
+    "statements a second per replica": lambda one: one["statements"],
+    "connections of all replicas": lambda one: one["connections"],
+}
+
+
+def draw_sizes(results: Results, path: Path) -> None:
+    """Draw each cost against the number of entries and of replicas, and write it as SVG."""
+    figures = results.of("K")
+    plt.rcParams.update({"svg.hashsalt": "tickd", "svg.fonttype": "none", "font.size": 9})
+    figure, panels = plt.subplots(2, len(SIZES), figsize=(3 * len(SIZES), 4.4))
+    for row, (name, points) in zip(
+        panels, (("entries", figures["by_entries"]), ("replicas", figures["by_replicas"])), strict=True
+    ):
+        sizes = [one[name] for one in points]
+        for panel, (title, cost) in zip(row, SIZES.items(), strict=True):
+            panel.plot(sizes, [cost(one) for one in points], "o-")
+            if title.startswith("lateness"):
+                panel.plot(sizes, [one["late_ms"]["p99"] for one in points], "|--")
+            panel.set(xscale="log", xlabel=name, title=title)
+            panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            panel.xaxis.set_minor_locator(ticker.NullLocator())
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def draw(results: Results, path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.plan import Plan, read_plan
@@ -14,7 +15,7 @@ def schedule_of(plan: Plan) -> str:
         name: {
             "graph": "benchmarks.graphs:graph",
             "every": f"{plan.every}s",
-            "anchor": f"1970-01-01T00:00:{plan.phase(number):02}Z",
+            "anchor": datetime.fromtimestamp(plan.phase(number), UTC).isoformat(),
             "durability": plan.durability,
             "hold": os.environ.get("BENCHMARK_HOLD", "dedicated"),
         }

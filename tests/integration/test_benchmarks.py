@@ -27,8 +27,9 @@ def test_the_suite_runs_real_replicas_and_writes_their_figures(tmp_path):
 
 def test_the_pieces_are_measured_and_no_statement_reads_the_whole_ledger(tmp_path):
     """A statement that reads every tick is quick in every test, and stops a fleet after a year."""
-    costs, day, grown = measure(tmp_path / "figures.json", "G", "H", "I")
+    costs, day, grown, sized = measure(tmp_path / "figures.json", "G", "H", "I", "K")
 
     assert costs["cost_ms"]["an attempt that skips: the tick has run"]["p50"] > 0
     assert day["a_day"]["ticks"] > 0
+    assert [(one["entries"], one["missed"]) for one in sized["by_entries"]] == [(10, 0)]
     assert {name: one["scans"] for name, one in grown["statements"].items() if one["scans"]} == {}
