@@ -92,7 +92,13 @@ def test_other_replicas_run_what_a_blocked_one_cannot(fleet: Fleet, witness: Wit
     assert witness.gaps("restock", SECOND) == []
     for replica in fleet.replicas:
         ends = by_second(replica.terminal_lines("restock")).values()
-        assert {line["event"] for line in ends} <= {"tick.ran", "tick.skipped", "tick.missed"}
+        # The stop may meet a run.
+        assert {line["event"] for line in ends} <= {
+            "tick.ran",
+            "tick.skipped",
+            "tick.missed",
+            "tick.handed_off",
+        }
     assert (witness.overlaps(), witness.repeats()) == ([], [])
 
 
