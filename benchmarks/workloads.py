@@ -71,20 +71,15 @@ WORKLOADS = {
             width=500,
             connections=1200,
         ),
-        Workload(
-            "J",
-            "10,000 graphs, 303 due each second, each saved once",
-            graphs=10_000,
-            every=33,
-            window=60,
-            warm_up=5,
-            spread=True,
-            patience=60,
-            durability="exit",
-        ),
         Workload("F", "10,000 graphs, none due", graphs=10_000, every=86_400, window=60, warm_up=20),
     )
 }
+WORKLOADS["J"] = replace(
+    WORKLOADS["D"],
+    letter="J",
+    title="10,000 graphs, 303 due each second, each saved once",
+    durability="exit",
+)
 
 
 def quick(workload: Workload) -> Workload:

@@ -188,11 +188,8 @@ class SharedSession(LockSession):
             batch.fail(psycopg.OperationalError("the shared session was closed"))
 
     async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
-        return await self._in_turn(statement, limit, hurried=True)
-
-    async def _in_turn(self, statement: Coroutine[Any, Any, T], limit: timedelta, *, hurried: bool) -> T:
         try:
-            async with self._turns.turn(hurried=hurried):
+            async with self._turns.turn(hurried=True):
                 answer = await super()._within(statement, limit)
                 self._read_at = time.monotonic()
                 return answer

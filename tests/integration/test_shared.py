@@ -156,3 +156,19 @@ async def test_a_try_cancelled_in_mid_statement_is_undone_and_costs_the_others_n
 
         assert [key for _, _, key in onlooker.locks()] == [lock_key("other")]
         assert not session.lost
+
+
+async def test_what_lies_unread_is_no_doubt_where_an_answer_was_read_a_moment_ago(
+    holds: SharedHolds, admin_dsn: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Mostly it is the answer to another hold, and each run would wait for each of those before each of its steps."""
+    session = await holds.session()
+    (pid,) = await session.fetch("SELECT pg_backend_pid()")
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        # Waits until the session has ended, and this loop, which would read of it, waits with it.
+        connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    monkeypatch.setattr("tickd.shared.JUST_READ", 3600)
+    assert not session.in_doubt()
+    monkeypatch.setattr("tickd.shared.JUST_READ", 0)
+    assert session.in_doubt()
