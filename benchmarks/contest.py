@@ -140,7 +140,8 @@ class Contest:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("TICKD_", "PG"))}
         return {
             **kept,
-            "PYTHONPATH": str(ROOT),
+            # tickd of this very tree, not of the one that is installed: a clone measures its own code.
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
             "BENCHMARK_HOME": str(self._home),
             "BENCHMARK_REPLICA": replica,
             **self._contender.env,
