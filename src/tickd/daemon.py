@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from tickd import collector
 from tickd.absence import Absence, account_for_absence
 from tickd.backlog import Backlog
 from tickd.clock import DatabaseClock
@@ -192,6 +193,7 @@ class Daemon:
                 log=self._log,
             )
             series = {name: entry.series for name, entry in self._entries.items()}
+            collector.freeze()
             timer.start(series, after=after)
             upkeep.start(group)
             self._timer, self._runner = timer, runner

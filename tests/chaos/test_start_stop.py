@@ -11,6 +11,7 @@ from tests.cluster import Cluster, free_port
 from tests.database import PASSWORD, Database
 from tests.replicas import Fleet, Replica
 from tests.witness import GRAPHS, Witness
+from tickd import collector
 
 
 pytestmark = pytest.mark.chaos
@@ -42,6 +43,30 @@ def test_an_idle_replica_ends_within_a_second(fleet: Fleet, idle: Path):
 
     assert seconds_to_end(replica, replica.process.pid) < 1
     assert replica.wait_for("daemon.stopped")["exit_code"] == 0
+
+
+LOOK = """
+import gc
+
+from tests.played import graph_of
+
+
+async def look(state):
+    raise RuntimeError(f"{gc.get_threshold()}, {gc.get_freeze_count() > 0}")
+
+
+graph = graph_of(look=look)
+"""
+
+
+def test_a_replica_collects_garbage_seldom_and_not_among_what_stays(fleet: Fleet, tmp_path: Path):
+    """With ten thousand entries the collector's default takes a quarter of a busy replica's time."""
+    (tmp_path / "look.py").write_text(LOOK)
+    replica = fleet.start("a", fleet.schedule({"look": {"graph": "./look.py:graph", "every": "1s"}}))
+
+    failed = replica.wait_for("tick.failed")
+
+    assert failed["error"] == f"({collector.YOUNG}, {collector.ROUNDS}, {collector.ROUNDS}), True"
 
 
 def test_it_ends_as_process_1_too(fleet: Fleet, idle: Path):

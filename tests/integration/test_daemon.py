@@ -1,6 +1,7 @@
 """The daemon in this very process: from start to stop, with everything it can meet at its start."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -52,6 +53,14 @@ def make(dsn: str, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+@pytest.fixture
+def _unfrozen() -> Iterator[None]:
+    """Let the collector see everything before and after."""
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
 def stop() -> None:
     """Ask this process to stop, as an orchestrator does."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -89,6 +98,21 @@ async def test_a_replica_comes_up_on_an_empty_database_fires_and_stops(
     await onlooker.until(lambda: not onlooker.sessions("tickd/"))
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if thread.name.startswith("tickd-")]
+
+
+@pytest.mark.usefixtures("_unfrozen")
+async def test_a_replica_that_is_ready_has_its_own_objects_out_of_the_collectors_way(
+    make: Make, book: Logbook
+):
+    """The collector would go through every library and entry again and again, while both loops stand still."""
+    serving = asyncio.create_task(serve(make()))
+    await book.wait_for("daemon.ready")
+
+    frozen = gc.get_freeze_count()
+    stop()
+    assert await serving == 0
+
+    assert frozen > 10_000  # langgraph alone has more
 
 
 async def test_what_the_first_lines_say_holds_no_password(make: Make, book: Logbook, database: Database):

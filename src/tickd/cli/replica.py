@@ -1,7 +1,6 @@
 """`tickd run` and `tickd migrate`: one replica, and the tables that replicas share."""
 
 import asyncio
-import gc
 import os
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tickd import collector
 from tickd.cli.output import print_json
 from tickd.errors import DatabaseUnusable, Unusable
 
@@ -39,6 +39,7 @@ def run(
     from tickd.schedule_file import read  # noqa: PLC0415  # as above
     from tickd.settings import read_settings, unknown_variables  # noqa: PLC0415  # as above
 
+    collector.relax()
     settings = read_settings(schedule=schedule, log_format="json" if as_json else None)
     log = logs.configure(
         replica=settings.replica,
@@ -58,7 +59,7 @@ def run(
         raise
     # The interpreter's last collection would look at every object of every library once more, which takes a third of a
     # second for nothing: they all go with the process, and an orchestrator is waiting for it to end.
-    gc.freeze()
+    collector.freeze()
     raise typer.Exit(code)
 
 
