@@ -10,7 +10,7 @@ run, so no two runs ever share a session.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from tickd.lock import LockSession
@@ -25,15 +25,30 @@ SETTLED_AFTER = 0.25
 class Room:
     """What one tick was given: places to attempt and run, or nothing and the reason (`late`, `no_room`, ...)."""
 
-    def __init__(self, reason: str | None, attempts: asyncio.Semaphore | None = None) -> None:
+    def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
-        self._attempts = attempts
+        self._run: asyncio.Semaphore | None = None
+        self._attempt: asyncio.Semaphore | None = None
+
+    async def enter(self, runs: asyncio.Semaphore, attempts: asyncio.Semaphore) -> None:
+        """Wait for a place of each kind; `leave` gives back what was given by then."""
+        await runs.acquire()
+        self._run = runs
+        await attempts.acquire()
+        self._attempt = attempts
 
     def leave_attempt(self) -> None:
         """Give up the place to attempt; does nothing the second time."""
-        if self._attempts is not None:
-            self._attempts.release()
-            self._attempts = None
+        if self._attempt is not None:
+            self._attempt.release()
+            self._attempt = None
+
+    def leave(self) -> None:
+        """Give up both places."""
+        self.leave_attempt()
+        if self._run is not None:
+            self._run.release()
+            self._run = None
 
     def settle(self, session: LockSession) -> None:
         """Give up the place to attempt in a moment, for the attempt has won; at once if its run keeps no session open."""
@@ -65,35 +80,29 @@ class Places:
         if patience <= timedelta(0):
             yield Room("late")
             return
-        async with AsyncExitStack() as taken:
-            room = await self._take(taken, patience)
-            try:
-                yield room
-            finally:
-                room.leave_attempt()
+        room = Room()
+        try:
+            yield Room(reason) if (reason := await self._enter(room, patience)) else room
+        finally:
+            room.leave()
 
-    async def _take(self, taken: AsyncExitStack, patience: timedelta) -> Room:
+    async def _enter(self, room: Room, patience: timedelta) -> str | None:
+        """Wait for the room's places; return why there are none in time."""
         reason = "no_room"
-        room = Room(None)
         self._waiting += 1
         try:
             async with self._stop.limit(patience):
-                await taken.enter_async_context(self._runs)
-                await self._attempts.acquire()
-                room = Room(None, self._attempts)
+                await room.enter(self._runs, self._attempts)
                 reason = "loop_blocked"
                 await self._answered()
         except TimeoutError:
-            room.leave_attempt()
-            return Room("draining" if self._stop.requested else reason)
-        except BaseException:
-            room.leave_attempt()
-            raise
+            room.leave()
+            return "draining" if self._stop.requested else reason
         finally:
             self._waiting -= 1
             if not self._waiting:
                 await self._close_spare()
-        return room
+        return None
 
     async def _answered(self) -> None:
         """Return when the graph loop has come round; those who ask together share one answer, for a herd asks often."""
