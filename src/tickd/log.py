@@ -143,9 +143,20 @@ def _plain(secrets: Collection[str]) -> structlog.typing.Processor:
     ordered = tuple(sorted(secrets, key=len, reverse=True))
 
     def make_plain(_: Any, __: str, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {key: plain(value, secrets=() if key in OWN_WORDS else ordered) for key, value in line.items()}
+        return {
+            key: _not_too_long(plain(value, secrets=() if key in OWN_WORDS else ordered))
+            for key, value in line.items()
+        }
 
     return make_plain
+
+
+def _not_too_long(value: Any) -> Any:
+    """Return a field's plain value, or the beginning of its JSON text: a graph may ask a person about a whole document."""
+    if not isinstance(value, list | dict):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= LONGEST_TEXT else _beginning(text)
 
 
 def _json(_: Any, __: str, line: Mapping[str, Any]) -> str:
@@ -208,7 +219,11 @@ def _clean(text: str, secrets: Sequence[str]) -> str:
     text = str.encode(text, "utf-8", "backslashreplace").decode()
     for secret in secrets:
         text = text.replace(secret, "***")
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + f"… ({len(text)} characters)"
+    return text if len(text) <= LONGEST_TEXT else _beginning(text)
+
+
+def _beginning(text: str) -> str:
+    return text[:LONGEST_TEXT] + f"… ({len(text)} characters)"
 
 
 class _LibraryHandler(logging.Handler):

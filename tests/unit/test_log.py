@@ -323,6 +323,24 @@ def test_a_secret_at_the_end_of_what_is_shown_is_not_shown_in_half(book: Logbook
     assert SECRET[:4] not in book.lines[0]["error"]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["page " * 1000] * 100,
+        {str(page): "page " * 1000 for page in range(100)},
+        [[["page"] * 100] * 100] * 100,
+    ],
+    ids=["list", "mapping", "many small"],
+)
+def test_what_a_graph_asks_makes_no_endless_line(book: Logbook, log: Log, value: Any):
+    """An interrupt may carry the document it asks about; what collects the log drops lines of such a length."""
+    log.info("tick.interrupted", graph="restock_plan", interrupts=value)
+
+    (line,) = book.find("tick.interrupted")
+    text = json.dumps(value)
+    assert line["interrupts"] == text[:LONGEST_TEXT] + f"\u2026 ({len(text)} characters)"
+
+
 @pytest.mark.usefixtures("log")
 def test_a_library_warns_in_a_line_of_its_own(book: Logbook):
     """Psycopg, APScheduler and asyncio report through Python's logging; their tracebacks span lines."""
