@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
 
-from tickd import claim, ledger
+from tickd import announcement, claim
 from tickd.claim import Claimed, Due, Enqueued, Row
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, error_end, lost, milliseconds, skipped
@@ -97,7 +97,7 @@ class Backlog:
 
     async def _end_of(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
         """Enqueue the tick when it is due and try to claim; None when something ran here, and its lines are written."""
-        if await self._runner.stopped_before(due) and self._clock.now() < due:
+        if await self._clock.stopped_before(due, self._stop) and self._clock.now() < due:
             return skipped(SkipReason.DRAINING)
         enqueued = await self._enqueue(entry, tick, due + max(entry.grace, entry.catch_up))
         if isinstance(enqueued, End):
@@ -137,10 +137,10 @@ class Backlog:
 
     async def _displace(self, tick: Tick) -> None:
         """Ask whoever runs an earlier tick of the graph to make room, here and elsewhere."""
-        self._runner.displace(tick)
+        self._runner.occupancy.displace(tick)
         try:
             async with self._pool.connection() as connection:
-                await ledger.announce(connection, self._place.space, tick, "displacing")
+                await announcement.announce(connection, self._place.space, tick, "displacing")
         except Unreachable as error:
             self._runner.note_unreachable(error)  # the tick waits for its turn then
 
@@ -166,7 +166,7 @@ class Backlog:
     async def _claim(self, entry: Entry, session: LockSession, room: Room, fired: Tick | None) -> End | None:
         """Claim the graph's earliest ready tick and run it; return the fired tick's end unless it is the one that ran."""
         attempt = partial(claim.claim, graph=entry.name, lease=self._place.windows.lease)
-        with self._runner.occupying(entry.name) as running:
+        with self._runner.occupancy.take(entry.name) as running:
             async with sole_writer(entry.name, self._place, attempt=attempt, session=session) as hold:
                 room.settle(session)
                 claimed: Claimed | None = hold.granted

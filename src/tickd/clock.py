@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
+from tickd.stop import Stop
+
 
 # The first eight digits of a WAL file's name are the timeline, which a promotion to primary makes grow.
 READ_CLOCK = """
@@ -32,6 +34,13 @@ class DatabaseClock:
     def skew(self) -> timedelta:
         """Return how far this host's clock is ahead of the database's (negative: behind)."""
         return datetime.now(UTC) - self.now()  # noqa: TID251  # comparing the two clocks is this module's work
+
+    async def stopped_before(self, moment: datetime, stop: Stop) -> bool:
+        """Wait until this clock shows the moment; True when a stop was asked for before."""
+        while (ahead := moment - self.now()) > timedelta(0):
+            if await stop.wait(ahead):
+                return True
+        return stop.requested
 
     async def measure(self, fetch: Callable[[LiteralString], Awaitable[Any]]) -> None:
         """Ask the database a few times and keep the quickest answer, taken for the middle of its round trip.

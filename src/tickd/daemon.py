@@ -185,7 +185,7 @@ class Daemon:
                 skew_limit=self._settings.skew_limit,
                 take_over=take_over,
                 work_off=work_off,
-                displace=runner.displace,
+                displace=runner.occupancy.displace,
                 unwritten_since=lambda: backlog.unwritten_since,
                 fleet=fleet,
                 entries=self._entries.values(),

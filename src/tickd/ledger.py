@@ -13,25 +13,25 @@ is in the ledger already is not locked at all, for a replica that holds a lock o
 would make others skip the graph's next tick.
 """
 
-import json
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, LiteralString
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
 from tickd.batch import Question
 from tickd.fence import past_stale_writers
 from tickd.lock import LockSession, closing, open_session
-from tickd.tick import Outcome, SkipReason, Tick, instant_text, lock_key, parse_instant
+from tickd.tick import Outcome, SkipReason, Tick, lock_key
 
 
 # `orphaned`: whoever gets the lock knows that a tick without an outcome has lost its holder. It may only stand still, and
 # what it still writes is late, though its thread is not the new tick's.
 # A tick is admitted a moment before it is due, and runs from then on: that is since when its holder is said to have it.
+# `fenced` goes through its threads in one order, for graphs may share threads, and two replicas' batches would wait for each other.
 _ADMIT: LiteralString = """
 WITH due AS (DUE), tried AS MATERIALIZED (
     SELECT due.space, due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
@@ -70,7 +70,7 @@ WITH due AS (DUE), tried AS MATERIALIZED (
     RETURNING space, graph, token, attempt, thread_id
 ), fenced AS (
     INSERT INTO tickd.threads (thread_id, space, graph, token)
-    SELECT thread_id, space, graph, token FROM admitted
+    SELECT thread_id, space, graph, token FROM admitted ORDER BY thread_id
     ON CONFLICT (thread_id) DO UPDATE
     SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
 ), orphaned AS (
@@ -254,8 +254,6 @@ WITH abandoned AS (
 )
 SELECT graph, fire_time, token, attempt, replica, admitted_at FROM abandoned
 """
-LISTEN = "LISTEN tickd"
-ANNOUNCE = "SELECT pg_notify('tickd', %s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,49 +464,3 @@ async def abandon(connection: AsyncConnection[Any], space: int) -> list[Abandone
         Abandoned(Tick(graph, fire_time.astimezone(UTC)), token, attempt, replica, since.astimezone(UTC))
         for graph, fire_time, token, attempt, replica, since in await cursor.fetchall()
     ]
-
-
-async def displace(session: LockSession, tick: Tick) -> None:
-    """Ask whoever runs an earlier tick of the graph to make room for this one."""
-    await session.fetch(ANNOUNCE, [_announcement(session.place.space, "displacing", tick)])
-
-
-async def announce(
-    connection: AsyncConnection[Any], space: int, tick: Tick, what: Literal["handed_off", "displacing"]
-) -> None:
-    """Tell every listening replica of the tick: that it has been handed off, or that earlier ones are to make room for it.
-
-    The rows are the truth, this only saves time.
-    """
-    await connection.execute(ANNOUNCE, [_announcement(space, what, tick)])
-
-
-def _announcement(space: int, what: str, tick: Tick) -> str:
-    return json.dumps(
-        {"space": space, "what": what, "graph": tick.graph, "fire_time": instant_text(tick.fire_time)}
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """What one replica told the others: a tick that was handed off, or one that earlier ones are to make room for."""
-
-    handed_off: Tick | None = None
-    displacing: Tick | None = None
-
-
-def announced(payload: str, space: int) -> Announcement | None:
-    """Read an announcement; None when it is of another lock space, or nothing that tickd sent: anybody may send."""
-    try:
-        match json.loads(payload):
-            case {"space": of_space} if of_space != space:
-                return None
-            case {"space": int(), "what": str(what), "graph": str(graph), "fire_time": str(fire_time)}:
-                tick = Tick(graph, parse_instant(fire_time))
-                return {
-                    "handed_off": Announcement(handed_off=tick),
-                    "displacing": Announcement(displacing=tick),
-                }.get(what)
-    except (ValueError, RecursionError):
-        pass
-    return None

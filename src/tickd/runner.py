@@ -7,9 +7,9 @@ that is taken over.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -17,11 +17,12 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from tickd import ledger
+from tickd import announcement, ledger
+from tickd.attempts import Attempts
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
-from tickd.ledger import Admission, Admitted, Finish, Refusal, Unfinished
+from tickd.ledger import Admission, Admitted, Finish
 from tickd.lock import (
     PROBE,
     Attempt,
@@ -36,6 +37,7 @@ from tickd.lock import (
 )
 from tickd.log import Log, text_of
 from tickd.looks import Looks
+from tickd.occupancy import Occupancy
 from tickd.places import Places, Room
 from tickd.policy import backoff
 from tickd.runs import EndKind, GraphThread
@@ -43,7 +45,7 @@ from tickd.schedule import Entry
 from tickd.shared import SharedHolds
 from tickd.stop import Stop
 from tickd.supervision import Supervision, keep_hold, order_of
-from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
+from tickd.tick import Outcome, SkipReason, Tick, instant_text
 
 
 # How far ahead of the fire time a tick is fired and its lock connection opened.
@@ -55,15 +57,8 @@ WARM_AHEAD = timedelta(milliseconds=50)
 # How long before it is due a tick is tried and admitted: its row has to be on the disk before its graph may begin, and
 # that takes longer than everything else that is left to do.
 ADMIT_AHEAD = timedelta(milliseconds=6)
-LAST_MOMENT = timedelta(milliseconds=1.5)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
-# A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
-PASSING_HOLD_TRIES = 3
-PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
-DISPLACED_POLL = timedelta(milliseconds=50)
-# Every so many polls the holder is asked again: its ear may have been off the first time.
-DISPLACE_AGAIN = 20
 
 # A server that has become read-only is as good as away: it was demoted, and the address will lead to another one.
 Unreachable = (
@@ -83,28 +78,6 @@ LEVELS = {
     Outcome.LOCK_LOST: "error",
     Outcome.ERROR: "error",
 }
-
-
-@dataclass(slots=True)
-class Running:
-    """A graph that this replica attempts or runs: since when, which tick, and whether that is to make room for a newer."""
-
-    since: datetime
-    tick: Tick | None = None
-    newer: Tick | None = None
-    displaced: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def take(self, tick: Tick) -> None:
-        """Note which tick it is; one that a newer has asked for room already makes it at once."""
-        self.tick = tick
-        if self.newer is not None:
-            self.displace(self.newer)
-
-    def displace(self, newer: Tick) -> None:
-        """Let the run make room, unless it is the newer tick's own, or that of a still newer one."""
-        self.newer = newer
-        if self.tick is not None and self.tick.fire_time < newer.fire_time:
-            self.displaced.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +119,8 @@ class Runner:
         self._places = Places(
             graphs, stop, max_running=limits.max_running, lock_attempts=limits.lock_attempts
         )
-        self._running: dict[str, Running] = {}
+        self.occupancy = Occupancy(clock)
+        self._attempts = Attempts(self.occupancy, clock, stop)
         self._taking_over: set[Tick] = set()
         self._reachable = True
         self.drain_ran_out = False
@@ -154,7 +128,7 @@ class Runner:
     @property
     def running(self) -> int:
         """Return how many ticks this replica runs or is about to run at this moment."""
-        return len(self._running)
+        return len(self.occupancy)
 
     async def run_tick(self, tick: Tick) -> None:
         """Take one fired tick of a graph in skip mode to its terminal line."""
@@ -190,7 +164,7 @@ class Runner:
 
     async def _end_of(self, entry: Entry, tick: Tick) -> End:
         due = tick.fire_time + entry.start_delay(tick)
-        if await self.stopped_before(due - LEAD):
+        if await self._clock.stopped_before(due - LEAD, self._stop):
             return skipped(SkipReason.DRAINING)
         self._looks.remember(tick)
         try:
@@ -238,7 +212,7 @@ class Runner:
             if not self._places.spare(session):
                 await session.close()
             return early_end
-        attempt = partial(self._attempt, entry=entry, tick=tick, due=due)
+        attempt = partial(self._attempts.at_due, entry=entry, tick=tick, due=due)
         return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
@@ -251,7 +225,7 @@ class Runner:
                 self.note_unreachable(error)
                 return None
             async with closing(session):
-                if self._stop.requested or tick.graph in self._running:
+                if self._stop.requested or self.occupancy.of(tick.graph) is not None:
                     return None
                 attempt = partial(ledger.hold_and_resume, tick=tick)
                 end = await self._run_if_held(entry, tick, session, attempt, room)
@@ -266,7 +240,7 @@ class Runner:
         room: Room,
     ) -> End:
         """Try to hold the graph; run the tick if it was granted, else say who has it."""
-        with self.occupying(tick.graph) as running:
+        with self.occupancy.take(tick.graph) as running:
             running.take(tick)
             async with sole_writer(
                 tick.graph, self._place, attempt=attempt, session=session, spare=self._places.spare
@@ -287,13 +261,13 @@ class Runner:
         if end.outcome is Outcome.HANDED_OFF:
             try:
                 async with self._pool.connection() as connection:
-                    await ledger.announce(connection, self._place.space, tick, "handed_off")
+                    await announcement.announce(connection, self._place.space, tick, "handed_off")
             except Unreachable as error:
                 self.note_unreachable(error)  # their sweeps find the tick all the same
 
     async def _end_before_attempt(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
         """Wait until the tick is all but due; return its end if it needs no attempt any more."""
-        if await self.stopped_before(due - ADMIT_AHEAD):
+        if await self._clock.stopped_before(due - ADMIT_AHEAD, self._stop):
             return skipped(SkipReason.DRAINING)
         late = self._clock.now() - due
         if late > entry.grace:
@@ -301,33 +275,15 @@ class Runner:
         if late > FRESH and (found := await self._look(tick)) is not None and found.ended:
             return skipped(SkipReason.ALREADY_RAN, holder=found.replica)
         if entry.overlap == "cancel":
-            await self._displace_own(tick, due + entry.grace)
+            await self._attempts.make_room(tick, due + entry.grace)
         return self.skipped_by_itself(tick.graph)
-
-    async def _displace_own(self, tick: Tick, until: datetime) -> None:
-        """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace."""
-        while self._clock.now() < until:
-            self.displace(tick)
-            running = self._running.get(tick.graph)
-            if running is None or not running.displaced.is_set() or await self._stop.wait(DISPLACED_POLL):
-                return
 
     def skipped_by_itself(self, graph: str, reason: SkipReason = SkipReason.LOCK_HELD) -> End | None:
         """Return the skip of a graph that this replica itself is at; None when it is not."""
-        running = self._running.get(graph)
+        running = self.occupancy.of(graph)
         if running is None:
             return None
         return skipped(reason, holder=self._place.replica, holder_since=instant_text(running.since))
-
-    @contextmanager
-    def occupying(self, graph: str) -> Iterator[Running]:
-        """Let this replica attempt and run one tick of the graph at a time."""
-        assert graph not in self._running, graph  # noqa: S101  # callers have asked, without a wait in between
-        self._running[graph] = Running(self._clock.now())
-        try:
-            yield self._running[graph]
-        finally:
-            del self._running[graph]
 
     async def _came_too_late(self, entry: Entry, tick: Tick, due: datetime, reason: str) -> End:
         """Return the end of a tick past its grace: another replica has it, or it is missed."""
@@ -379,68 +335,6 @@ class Runner:
             else:
                 self._note_reachable()
                 return session
-
-    async def _attempt(
-        self, session: LockSession, *, entry: Entry, tick: Tick, due: datetime
-    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
-        """Try, and try again where the lock is held by somebody who is about to let go.
-
-        Returns when the tick is due. Where an earlier tick still runs a moment before, it is tried again then.
-        """
-        tries = 0
-        while True:
-            ahead = due - self._clock.now()
-            held, granted = await self._try(session, entry, tick)
-            if held is not False:
-                break
-            running = granted if isinstance(granted, Unfinished) else None
-            if running is not None and running.fire_time < tick.fire_time and ahead > timedelta(0):
-                pause = ahead  # the graph may be free by then
-            else:
-                tries += 1
-                if running is not None and self._may_displace(entry, running, tick, due + entry.grace):
-                    if tries % DISPLACE_AGAIN == 1:
-                        await ledger.displace(session, tick)
-                    pause = DISPLACED_POLL
-                elif running is not None or tries == PASSING_HOLD_TRIES:
-                    break
-                else:
-                    pause = PASSING_HOLD_PAUSE * tries
-            if await self._stop.wait(pause):
-                break
-        await self._come_due(due)
-        return held, granted
-
-    async def _try(
-        self, session: LockSession, entry: Entry, tick: Tick
-    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
-        """Try and admit in one statement; where the lock is held, say which tick is known to run."""
-        held, granted = await ledger.hold_and_admit(
-            session,
-            tick,
-            thread_id=entry.thread_id(tick),
-            run_id=run_id(tick),
-            heed_interrupt=entry.after_interrupt == "skip",
-            tell_running=True,
-        )
-        if held is False and granted is None:
-            # Whoever holds the lock may have admitted its tick after the statement's snapshot.
-            granted = await ledger.unfinished(session, tick.graph)
-        return held, granted
-
-    async def _come_due(self, due: datetime) -> None:
-        """Wait until the moment itself, or for a stop.
-
-        A timer of the event loop is late by up to a millisecond and more, so the last one is waited out turn by turn.
-        """
-        await self.stopped_before(due - LAST_MOMENT)
-        while self._clock.now() < due and not self._stop.requested:  # noqa: ASYNC110  # an event would be late as well
-            await asyncio.sleep(0)  # noqa: TID251  # a turn of the loop, which is no time
-
-    def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
-        """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""
-        earlier = running.fire_time < tick.fire_time
-        return entry.overlap == "cancel" and earlier and self._clock.now() < until
 
     async def _run_and_record(
         self, entry: Entry, tick: Tick, session: LockSession, admission: Admission
@@ -506,7 +400,7 @@ class Runner:
             drain_timeout=self._limits.drain_timeout,
             newest_timeline=lambda: self._clock.timeline,
             probe=probe,
-            displaced=self._running[tick.graph].displaced,
+            displaced=self.occupancy.displaced(tick.graph),
             waiting_for_threads=partial(self._note_waiting, tick),
         )
         stopping, ended = await supervision.see_to_its_end()
@@ -544,22 +438,9 @@ class Runner:
             # The row stays without an outcome, and a sweep will find it abandoned: that is the truth then.
             self.note_unreachable(failure)
 
-    def displace(self, newer: Tick) -> None:
-        """Let an earlier tick that runs here, if there is one, make room for this one."""
-        running = self._running.get(newer.graph)
-        if running is not None:
-            running.displace(newer)
-
     async def end(self) -> None:
         """Close what outlives single ticks."""
         await self._shared.end()
-
-    async def stopped_before(self, moment: datetime) -> bool:
-        """Wait until the database's clock shows the moment; True when a stop was asked for before."""
-        while (ahead := moment - self._clock.now()) > timedelta(0):
-            if await self._stop.wait(ahead):
-                return True
-        return self._stop.requested
 
     def log_end(self, tick: Tick, end: End) -> None:
         """Write the terminal line."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tickd import claim, fleet, ledger
+from tickd import announcement, claim, fleet, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
 from tickd.entry import Entry
@@ -201,7 +201,7 @@ class Upkeep:
                 present = present or Fleet(await open_session(self._place))
                 async with closing(present.session) as session:
                     await present.join(self._stop)
-                    await session.change(ledger.LISTEN)
+                    await session.change(announcement.LISTEN)
                     tries = 0
                     await self._hear(session.connection.notifies)
             except Unreachable:
@@ -236,7 +236,7 @@ class Upkeep:
     async def _hear(self, notifies: Callable[..., Any]) -> None:
         async def hear() -> None:
             async for notice in notifies():
-                told = ledger.announced(notice.payload, self._place.space)
+                told = announcement.announced(notice.payload, self._place.space)
                 if told is not None and told.handed_off is not None:
                     self._take_over(told.handed_off)
                 elif told is not None and told.displacing is not None:

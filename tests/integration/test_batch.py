@@ -33,6 +33,9 @@ ORDER BY number DESC
 """,
     apart="key",
 )
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 SLOW = replace(TOGETHER, many="SELECT 1, pg_sleep(0.3) FROM unnest(%(key)s::int[])")
 LATER = replace(TOGETHER, one="SELECT 2, 2", hurried=False)
 
@@ -208,6 +211,35 @@ async def test_two_graphs_on_one_thread_are_both_admitted(session: LockSession):
     ]
 
     assert [held for held, _ in await asyncio.gather(*attempts)] == [True, True]
+
+
+async def test_two_batches_on_the_same_threads_take_them_in_one_order(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """Crosswise they would wait for each other, and Postgres would end one of them with all of its ticks."""
+    a, b = await open_as("a"), await open_as("b")
+
+    def waiting() -> int:
+        return int(onlooker.value(WAITING))
+
+    def together(session: LockSession, threads: dict[str, str]) -> asyncio.Future[Any]:
+        return asyncio.gather(
+            *(
+                ledger.hold_and_admit(session, tick(graph), thread_id=thread, run_id=run_id(tick(graph)))
+                for graph, thread in threads.items()
+            )
+        )
+
+    await together(a, {"first on s": "s", "first on t": "t"})
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as other:
+        await other.execute("SELECT FROM tickd.threads WHERE thread_id = 's' FOR UPDATE")
+        there = together(a, {"one": "s", "two": "t"})
+        await onlooker.until(lambda: waiting() == 1)
+        back = together(b, {"three": "t", "four": "s"})
+        await onlooker.until(lambda: waiting() == 2)
+        await other.rollback()
+
+    assert [held for held, _ in (*await there, *await back)] == [True] * 4
 
 
 async def test_each_end_of_a_batch_is_written_by_its_own_token(session: LockSession, onlooker: Onlooker):

@@ -16,7 +16,7 @@ from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
 from tests.young_ledger import FEW, ROUNDS, grow, rows_read
 from tickd import ledger
-from tickd.ledger import Abandoned, Admission, Announcement, Finish, Refusal, Unfinished
+from tickd.ledger import Abandoned, Admission, Finish, Refusal, Unfinished
 from tickd.lock import LockSession, closing, open_session, sole_writer
 from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
 
@@ -520,47 +520,6 @@ async def test_a_tick_that_ends_between_the_look_and_the_verdict_is_not_abandone
 
         assert await verdict.fetchall() == []
     assert onlooker.value("SELECT outcome FROM tickd.ticks") == "ran"
-
-
-async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_dsn: str):
-    """It saves them a sweep's time; of another lock space they hear nothing."""
-    a, b = await open_as("a"), await open_as("b")
-    await b.change(ledger.LISTEN)
-    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
-        await ledger.announce(pooled, 7301, tick(), "handed_off")
-    await ledger.displace(a, tick(60))
-
-    payloads = [notice.payload async for notice in b.connection.notifies(timeout=5, stop_after=2)]
-
-    assert [ledger.announced(payload, 7301) for payload in payloads] == [
-        Announcement(handed_off=tick()),
-        Announcement(displacing=tick(60)),
-    ]
-    assert [ledger.announced(payload, 7302) for payload in payloads] == [None, None]
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        "",
-        "x",
-        "7",
-        "[]",
-        "null",
-        "{}",
-        '{"what": "handed_off"}',
-        "[" * 7999,
-        '{"space": 7301}',
-        '{"space": 7301, "what": "handed_off", "graph": "a"}',
-        '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": "soon"}',
-        '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": 3}',
-        '{"space": 7301, "what": "handed_off", "graph": ["a"], "fire_time": "2026-05-04T10:00:00Z"}',
-        '{"space": 7301, "what": "news", "graph": "a", "fire_time": "2026-05-04T10:00:00Z"}',
-    ],
-)
-def test_what_others_send_on_our_channel_is_no_announcement(payload: str):
-    """Anybody who may connect may send; it must not end the listening."""
-    assert ledger.announced(payload, 7301) is None
 
 
 def test_run_ids_are_uuids_that_postgres_takes():

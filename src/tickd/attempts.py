@@ -1,0 +1,104 @@
+"""Attempts: the tries of one tick at its graph's lock, from a moment before it is due until it is granted or refused.
+
+Losing is a value: whatever comes of an attempt, it is returned.
+"""
+
+import asyncio
+from datetime import datetime, timedelta
+
+from tickd import announcement, ledger
+from tickd.clock import DatabaseClock
+from tickd.entry import Entry
+from tickd.ledger import Admission, Refusal, Unfinished
+from tickd.lock import LockSession
+from tickd.occupancy import Occupancy
+from tickd.stop import Stop
+from tickd.tick import Tick, run_id
+
+
+LAST_MOMENT = timedelta(milliseconds=1.5)
+# A lock that is held while no tick of its graph runs is about to be freed, most often by a replica that came late.
+PASSING_HOLD_TRIES = 3
+PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
+DISPLACED_POLL = timedelta(milliseconds=50)
+# Every so many polls the holder is asked again: its ear may have been off the first time.
+DISPLACE_AGAIN = 20
+
+
+class Attempts:
+    """The attempts of one replica."""
+
+    def __init__(self, occupancy: Occupancy, clock: DatabaseClock, stop: Stop) -> None:
+        self._occupancy = occupancy
+        self._clock = clock
+        self._stop = stop
+
+    async def make_room(self, tick: Tick, until: datetime) -> None:
+        """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace."""
+        while self._clock.now() < until:
+            self._occupancy.displace(tick)
+            running = self._occupancy.of(tick.graph)
+            if running is None or not running.displaced.is_set() or await self._stop.wait(DISPLACED_POLL):
+                return
+
+    async def at_due(
+        self, session: LockSession, *, entry: Entry, tick: Tick, due: datetime
+    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
+        """Try, and try again where the lock is held by somebody who is about to let go.
+
+        Returns when the tick is due. Where an earlier tick still runs a moment before, it is tried again then.
+        """
+        tries = 0
+        while True:
+            ahead = due - self._clock.now()
+            held, granted = await self._try(session, entry, tick)
+            if held is not False:
+                break
+            running = granted if isinstance(granted, Unfinished) else None
+            if running is not None and running.fire_time < tick.fire_time and ahead > timedelta(0):
+                pause = ahead  # the graph may be free by then
+            else:
+                tries += 1
+                if running is not None and self._may_displace(entry, running, tick, due + entry.grace):
+                    if tries % DISPLACE_AGAIN == 1:
+                        await announcement.displace(session, tick)
+                    pause = DISPLACED_POLL
+                elif running is not None or tries == PASSING_HOLD_TRIES:
+                    break
+                else:
+                    pause = PASSING_HOLD_PAUSE * tries
+            if await self._stop.wait(pause):
+                break
+        await self._come_due(due)
+        return held, granted
+
+    async def _try(
+        self, session: LockSession, entry: Entry, tick: Tick
+    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
+        """Try and admit in one statement; where the lock is held, say which tick is known to run."""
+        held, granted = await ledger.hold_and_admit(
+            session,
+            tick,
+            thread_id=entry.thread_id(tick),
+            run_id=run_id(tick),
+            heed_interrupt=entry.after_interrupt == "skip",
+            tell_running=True,
+        )
+        if held is False and granted is None:
+            # Whoever holds the lock may have admitted its tick after the statement's snapshot.
+            granted = await ledger.unfinished(session, tick.graph)
+        return held, granted
+
+    async def _come_due(self, due: datetime) -> None:
+        """Wait until the moment itself, or for a stop.
+
+        A timer of the event loop is late by up to a millisecond and more, so the last one is waited out turn by turn.
+        """
+        await self._clock.stopped_before(due - LAST_MOMENT, self._stop)
+        while self._clock.now() < due and not self._stop.requested:  # noqa: ASYNC110  # an event would be late as well
+            await asyncio.sleep(0)  # noqa: TID251  # a turn of the loop, which is no time
+
+    def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
+        """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""
+        earlier = running.fire_time < tick.fire_time
+        return entry.overlap == "cancel" and earlier and self._clock.now() < until
