@@ -46,14 +46,23 @@ class Attempts:
     ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
         """Try, and try again where the lock is held by somebody who is about to let go.
 
-        Returns when the tick is due. Where an earlier tick still runs a moment before, it is tried again then.
+        Returns at once when the tick is admitted, else when it is due, by a plain timer: who has lost leaves the processor
+        to who has won. Where an earlier tick still runs a moment before, it is tried again then.
         """
+        held, granted = await self._try_again(session, entry, tick, due)
+        if not isinstance(granted, Admission):
+            await self._clock.stopped_before(due, self._stop)
+        return held, granted
+
+    async def _try_again(
+        self, session: LockSession, entry: Entry, tick: Tick, due: datetime
+    ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
         tries = 0
         while True:
             ahead = due - self._clock.now()
             held, granted = await self._try(session, entry, tick)
             if held is not False:
-                break
+                return held, granted
             running = granted if isinstance(granted, Unfinished) else None
             if running is not None and running.fire_time < tick.fire_time and ahead > timedelta(0):
                 pause = ahead  # the graph may be free by then
@@ -64,13 +73,11 @@ class Attempts:
                         await announcement.displace(session, tick)
                     pause = DISPLACED_POLL
                 elif running is not None or tries == PASSING_HOLD_TRIES:
-                    break
+                    return held, granted
                 else:
                     pause = PASSING_HOLD_PAUSE * tries
             if await self._stop.wait(pause):
-                break
-        await self._come_due(due)
-        return held, granted
+                return held, granted
 
     async def _try(
         self, session: LockSession, entry: Entry, tick: Tick
@@ -89,7 +96,7 @@ class Attempts:
             granted = await ledger.unfinished(session, tick.graph)
         return held, granted
 
-    async def _come_due(self, due: datetime) -> None:
+    async def come_due(self, due: datetime) -> None:
         """Wait until the moment itself, or for a stop.
 
         A timer of the event loop is late by up to a millisecond and more, so the last one is waited out turn by turn.

@@ -55,8 +55,8 @@ FRESH = timedelta(milliseconds=50)
 # With less time than this left, a new session is not warmed up before its tick is due.
 WARM_AHEAD = timedelta(milliseconds=50)
 # How long before it is due a tick is tried and admitted: its row has to be on the disk before its graph may begin, and
-# that takes longer than everything else that is left to do.
-ADMIT_AHEAD = timedelta(milliseconds=6)
+# that takes longer than everything else that is left to do. Then its thread is read.
+ADMIT_AHEAD = timedelta(milliseconds=10)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
 
@@ -373,27 +373,24 @@ class Runner:
         admission: Admission,
         probe: Probe = (PROBE, ()),
     ) -> Ran:
-        """Run one attempt of the tick under the hold, to its real end."""
-        late_ms = milliseconds(self._clock.now() - tick.fire_time)
+        """Run one attempt of the tick under the hold, to its real end.
+
+        What the tick's thread has is read in the moments before it is due; the graph itself begins when it is.
+        """
         facts: dict[str, Any] = {"token": admission.token, "attempt": admission.attempt}
-        resumed: dict[str, Any] = {"resumed": True} if admission.attempt > 1 else {}
-        if admission.last_holder is not None:
-            resumed["last_holder"] = admission.last_holder
-        fire_time = instant_text(tick.fire_time)
-        thread_id = admission.thread_id
-        self._log.info(
-            "tick.started",
-            graph=tick.graph,
-            fire_time=fire_time,
-            thread_id=thread_id,
-            late_ms=late_ms,
-            **facts,
-            **resumed,
-        )
         began = time.monotonic()
         order = order_of(entry, tick, admission, self._loaded[tick.graph], self._place)
+        run = self._graphs.run(order, in_doubt=session.in_doubt)
+
+        async def begin() -> None:
+            nonlocal began
+            await self._attempts.come_due(tick.fire_time + entry.start_delay(tick))
+            facts["late_ms"] = self._note_started(tick, admission)
+            began = time.monotonic()
+            run.begin()
+
         supervision = Supervision(
-            self._graphs.run(order, in_doubt=session.in_doubt),
+            run,
             session,
             stop=self._stop,
             timeout=entry.timeout,
@@ -403,9 +400,9 @@ class Runner:
             displaced=self.occupancy.displaced(tick.graph),
             waiting_for_threads=partial(self._note_waiting, tick),
         )
-        stopping, ended = await supervision.see_to_its_end()
+        stopping, ended = await supervision.see_to_its_end(begin())
         self.drain_ran_out |= stopping.draining and ended.kind is EndKind.CANCELLED
-        facts |= {"duration_ms": round((time.monotonic() - began) * 1000, 1), "late_ms": late_ms}
+        facts["duration_ms"] = round((time.monotonic() - began) * 1000, 1)
         return Ran(end_of_run(ended, stopping, entry.timeout, facts), stopping, ended)
 
     async def record(self, tick: Tick, session: LockSession, admission: Admission, ran: Ran) -> End:
@@ -453,6 +450,24 @@ class Runner:
         fire_time = instant_text(tick.fire_time)
         retry = {"failed_as": end.outcome.value, "retry_in_ms": milliseconds(pause)}
         self._log.warning("tick.retrying", graph=tick.graph, fire_time=fire_time, **end.fields, **retry)
+
+    def _note_started(self, tick: Tick, admission: Admission) -> float:
+        """Say that the tick's graph begins, and return how late that is, in milliseconds."""
+        late_ms = milliseconds(self._clock.now() - tick.fire_time)
+        resumed: dict[str, Any] = {"resumed": True} if admission.attempt > 1 else {}
+        if admission.last_holder is not None:
+            resumed["last_holder"] = admission.last_holder
+        self._log.info(
+            "tick.started",
+            graph=tick.graph,
+            fire_time=instant_text(tick.fire_time),
+            thread_id=admission.thread_id,
+            late_ms=late_ms,
+            token=admission.token,
+            attempt=admission.attempt,
+            **resumed,
+        )
+        return late_ms
 
     def _note_waiting(self, tick: Tick, threads: int) -> None:
         fire_time = instant_text(tick.fire_time)

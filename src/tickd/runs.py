@@ -116,13 +116,17 @@ class _Control(RunControl):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run, as the main loop sees it; `drain` and `cancel` may be called at any time and any number of times."""
+    """One run, as the main loop sees it; `drain` and `cancel` may be called at any time and any number of times.
+
+    Until `begin` it goes no further than to what its thread has: no code of the graph runs, and nothing is written.
+    """
 
     order: RunOrder
     ended: asyncio.Future[RunEnd]
     _main: asyncio.AbstractEventLoop
     _graphs: asyncio.AbstractEventLoop
     _in_doubt: Callable[[], bool]
+    _begun: asyncio.Event = field(default_factory=asyncio.Event)
     _control: RunControl = field(init=False)
     _told: threading.Event = field(default_factory=threading.Event)
     _task: asyncio.Task[None] | None = None
@@ -137,6 +141,14 @@ class Run:
     def threads(self) -> int:
         """Return how many threads of sync nodes are at work for this run."""
         return sum(not thread.done() for thread in tuple(self._threads))
+
+    def begin(self) -> None:
+        """Let the graph itself begin."""
+        self._graphs.call_soon_threadsafe(self._begun.set)
+
+    async def begun(self) -> None:
+        """Wait until the graph may begin; on the graph loop."""
+        await self._begun.wait()
 
     def drain(self, reason: str) -> None:
         """Ask the graph to stop at its next super-step, with its checkpoint kept."""
@@ -195,7 +207,7 @@ class Run:
         config: Any = order.config
         given = None
         if not (order.resume and await _continues(saver, config, order.run_id)):
-            given = await _input_of(order)
+            given = await self._input()
         try:
             result = await graph.ainvoke(
                 given, config, context=order.context, durability=order.durability, control=self._control
@@ -217,6 +229,13 @@ class Run:
                 )
         return RunEnd(EndKind.FINISHED, saver.steps)
 
+    async def _input(self) -> Any:
+        if self.order.loaded.make_input is None:
+            return self.order.input
+        await self.begun()
+        made = self.order.loaded.make_input(self.order.tick)
+        return await made if inspect.isawaitable(made) else made
+
 
 def _resolve(future: asyncio.Future[RunEnd], end: RunEnd) -> None:
     if not future.done():
@@ -237,13 +256,6 @@ async def _next_nodes(graph: Any, config: Any) -> tuple[str, ...]:
         return ()
 
 
-async def _input_of(order: RunOrder) -> Any:
-    if order.loaded.make_input is None:
-        return order.input
-    made = order.loaded.make_input(order.tick)
-    return await made if inspect.isawaitable(made) else made
-
-
 class CutOff(Exception):
     """A checkpoint was not written, because the run's hold is gone."""
 
@@ -255,6 +267,12 @@ class RunSaver(FencedSaver):
         order = run.order
         super().__init__(pool, space=order.space, graph=order.tick.graph, token=order.token)
         self._run = run
+
+    async def aget_tuple(self, config: Any) -> Any:
+        """Read a checkpoint, which LangGraph does before anything of the graph; what is read ahead of time is kept until then."""
+        found = await super().aget_tuple(config)
+        await self._run.begun()
+        return found
 
     async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
         """Save what a node has written, unless the run is cut off."""
@@ -351,7 +369,10 @@ class GraphThread:
         return await self._on_graph_loop(self._load(references, directory))
 
     def run(self, order: RunOrder, *, in_doubt: Callable[[], bool]) -> Run:
-        """Start a run and return its handle at once; `in_doubt` says whether there is unread news about its hold."""
+        """Start a run, up to where `Run.begin` lets its graph begin, and return its handle at once.
+
+        `in_doubt` says whether there is unread news about its hold.
+        """
         main = asyncio.get_running_loop()
         run = Run(order, main.create_future(), main, self._loop, in_doubt)
         self._loop.call_soon_threadsafe(self._begin, run)

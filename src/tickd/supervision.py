@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from math import inf
 from typing import Any
@@ -107,13 +107,15 @@ class Supervision:
         self._give_up_at = inf
         self._stopping = Stopping()
 
-    async def see_to_its_end(self) -> tuple[Stopping, RunEnd]:
+    async def see_to_its_end(self, begin: Awaitable[None] | None = None) -> tuple[Stopping, RunEnd]:
         """Return what pressed the run and how it ended.
 
-        Cancelled from outside, or at a fault of its own, it cancels the run and still waits for its end: the hold has to
+        `begin` is awaited first, for a run that has yet to be told that it may. Cancelled from outside, or at a fault of its own, it cancels the run and still waits for its end: the hold has to
         outlast the run, however often somebody asks again.
         """
         try:
+            if begin is not None:
+                await begin
             return await self._follow()
         except BaseException:
             self._run.cut_off("its supervision ended")

@@ -55,6 +55,7 @@ def start(graphs: GraphThread) -> Start:
         resume: bool = False,
         make_input: Any = None,
         in_doubt: Callable[[], bool] = lambda: False,
+        begin: bool = True,
         **compile_options: Any,
     ) -> Run:
         tick = Tick(name, TEN + timedelta(seconds=second))
@@ -75,7 +76,10 @@ def start(graphs: GraphThread) -> Start:
             durability="sync",
             resume=resume,
         )
-        return graphs.run(order, in_doubt=in_doubt)
+        run = graphs.run(order, in_doubt=in_doubt)
+        if begin:
+            run.begin()
+        return run
 
     return start
 
@@ -106,6 +110,41 @@ async def test_each_tick_has_a_thread_of_its_own(start: Start, onlooker: Onlooke
         " FROM checkpoints ORDER BY thread_id, checkpoint_id DESC"
     )
     assert finals == [(True, "1")] * 3
+
+
+async def test_until_it_may_begin_a_run_reads_and_does_nothing_else(start: Start, onlooker: Onlooker):
+    """It is started ahead of its fire time, so that its thread is read by then: no factory, no node, no checkpoint."""
+    did: list[str] = []
+
+    def make_input(tick: Tick) -> State:
+        did.append(f"input of {tick}")
+        return {"done": []}
+
+    async def note(_: State) -> State:
+        did.append("node")
+        return {}
+
+    with_factory = start(graph_of(one=note), begin=False, make_input=make_input)
+    plain = start(graph_of(one=note), begin=False, second=1)
+    await onlooker.until(lambda: any("checkpoint_ns" in row[3] for row in onlooker.sessions("tickd/a")))
+    await asyncio.wait({plain.ended, with_factory.ended}, timeout=0.2)
+    before = list(did)
+    plain.begin()
+    with_factory.begin()
+
+    assert before == []
+    assert {(await end_of(run)).kind for run in (plain, with_factory)} == {EndKind.FINISHED}
+    assert sorted(did) == ["input of restock_plan/2026-05-04T10:00:00Z", "node", "node"]
+
+
+async def test_a_run_that_never_began_is_cancelled_like_any_other(start: Start, onlooker: Onlooker):
+    """Its hold may be lost in the moments before its fire time."""
+    run = start(graph_of(one=step("one")), begin=False)
+
+    run.cancel()
+
+    assert (await end_of(run)).kind is EndKind.CANCELLED
+    assert onlooker.value("SELECT count(*) FROM checkpoints") == 0
 
 
 async def test_what_the_saver_turns_into_bytes_takes_no_thread(start: Start):
