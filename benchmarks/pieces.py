@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import plan
 from benchmarks.quantiles import quantile
-from tickd import ledger, runner, runs
+from tickd import fence, ledger, runner, runs
 from tickd.cli import main as tickd_main
 from tickd.tick import Tick
 
@@ -21,13 +21,14 @@ from tickd.tick import Tick
 STATIONS = {
     "fired": "the timer has handed the tick over",
     "opened": "a lock connection is open",
-    "due": "the fire time has come",
+    "due": "it is time to try",
     "ask": "the statement that tries and admits is sent",
     "admitted": "it is answered",
     "ordered": "the run is handed to the graph loop",
     "begun": "the graph loop has begun it",
     "read": "LangGraph reads the thread",
     "has_read": "it is read",
+    "freed": "the tick is due, and its graph may begin",
     "node": "the first node runs",
     "worked": "the graph has finished",
     "recorded": "the outcome is in the row",
@@ -76,7 +77,8 @@ def _wrap() -> None:
     _around(ledger, "hold_and_admit", "ask", "admitted")
     _around(ledger, "record", None, "recorded")
     _around(runs.Run, "_work", "begun", "worked")
-    _around(runs.RunSaver, "aget_tuple", "read", "has_read")
+    _around(fence.FencedSaver, "aget_tuple", "read", "has_read")
+    _around(runs.RunSaver, "aget_tuple", None, "freed")
     plain_run, plain_started = runs.GraphThread.run, plan.Witness.started
 
     def run(self: Any, order: Any, **kwargs: Any) -> Any:

@@ -387,6 +387,10 @@ class Runner:
             await self._attempts.come_due(tick.fire_time + entry.start_delay(tick))
             facts["late_ms"] = self._note_started(tick, admission)
             began = time.monotonic()
+            if self._stop.requested:
+                run.drain(
+                    "shutdown"
+                )  # before it begins: a stop does not wait for the tick to be due, and its nodes have to
             run.begin()
 
         supervision = Supervision(

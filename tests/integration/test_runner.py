@@ -456,6 +456,36 @@ async def test_a_tick_that_is_not_due_waits_on_the_databases_clock(
     assert onlooker.value("SELECT admitted_at >= fire_time FROM tickd.ticks")
 
 
+async def test_a_stop_after_the_admission_lets_no_node_run_before_its_time(
+    play: Play, book: Logbook, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """The tick is admitted, so it goes to another replica, which begins where nothing has been done yet."""
+    for ahead in ("LEAD", "ADMIT_AHEAD"):
+        monkeypatch.setattr(f"tickd.runner.{ahead}", 10 * SECOND)
+    ran, begin = threading.Event(), Run.begin
+
+    def begin_while_the_main_loop_has_other_work(run: Run) -> None:
+        begin(run)
+        ran.wait(0.3)
+
+    monkeypatch.setattr(Run, "begin", begin_while_the_main_loop_has_other_work)
+
+    async def note(_: State) -> State:
+        ran.set()
+        return {}
+
+    replica = await play(graph_of(one=note))
+    running = asyncio.create_task(run(replica, replica.due(GRAPH, ahead=10 * SECOND)))
+    await onlooker.until(lambda: onlooker.value("SELECT count(*) FROM tickd.ticks"))
+
+    replica.stop.request()
+    async with asyncio.timeout(5):
+        await running
+
+    assert only(book.terminal())["event"] == "tick.handed_off"
+    assert not ran.is_set()
+
+
 async def test_a_stop_lets_go_of_what_has_not_begun(play: Play, book: Logbook):
     """At once, with a line: another replica runs it."""
     replica = await play(graph_of(one=step("one")))
