@@ -53,7 +53,7 @@ def test_a_wrong_clock_is_warned_of_once(fleet: Fleet):
 
 
 def test_a_clock_that_is_set_back_makes_no_tick_run_again(fleet: Fleet, witness: Witness, tmp_path: Path):
-    """Half a minute of fire times lies ahead of that clock for a second time, and a restart forgets what was fired."""
+    """B9: Half a minute of fire times lies ahead of that clock for a second time, and a restart forgets what was fired."""
     schedule = fleet.schedule({"restock": {"graph": f"{GRAPHS}:quick", "every": "1s"}})
     clock = tmp_path / "clock"
     clock.write_text("+0\n")

@@ -37,7 +37,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fle
 
 
 def test_more_graphs_than_connections_all_run(small: tuple[Fleet, Witness, Database]):
-    """At the full minute every replica wants every graph: two replicas, fifteen graphs, twenty slots."""
+    """C12: At the full minute every replica wants every graph: two replicas, fifteen graphs, twenty slots."""
     fleet, witness, _ = small
     graphs = {
         f"graph_{n:02}": {"graph": f"{GRAPHS}:slow", "every": "4s", "input": {"seconds": 0.2}, "grace": "4s"}

@@ -32,7 +32,7 @@ def in_a_run_of_a(fleet: Fleet, seconds: float) -> Line:
 
 
 def test_a_killed_holder_frees_its_graph_for_the_very_next_tick(fleet: Fleet, witness: Witness):
-    """No lease has to run out: the lock is a session's, and the kernel closes a dead process's sockets."""
+    """C15: No lease has to run out: the lock is a session's, and the kernel closes a dead process's sockets."""
     abandoned = in_a_run_of_a(fleet, seconds=60)
     a, b = fleet.replicas
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.chaos
 
 
 def test_hostile_errors_are_one_line_each_with_one_traceback(fleet: Fleet):
-    """A log shipper splits at newlines; half a traceback is an alarm about nothing, and a forged line is worse."""
+    """F4: A log shipper splits at newlines; half a traceback is an alarm about nothing, and a forged line is worse."""
     graphs = {name: {"graph": f"{GRAPHS}:{name}", "every": "1s"} for name in ("hostile", "failing")}
     graphs["nan"] = {"graph": f"{noisy.__file__}:nan", "every": "1s"}
     replica = fleet.start("a", fleet.schedule(graphs))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.chaos
 def test_a_role_that_ends_idle_sessions_does_not_end_a_hold(
     fleet: Fleet, database: Database, witness: Witness
 ):
-    """The lock's session says nothing during a run; culled, it would give the graph to another replica in mid-run."""
+    """C3: The lock's session says nothing during a run; culled, it would give the graph to another replica in mid-run."""
     role = database.role(settings={"idle_session_timeout": "1s", "idle_in_transaction_session_timeout": "1s"})
     schedule = fleet.schedule(
         {"restock": {"graph": f"{GRAPHS}:slow", "every": "1s", "input": {"seconds": 3.5}}}
@@ -34,7 +34,7 @@ def test_a_role_that_ends_idle_sessions_does_not_end_a_hold(
 
 
 def test_a_role_with_short_time_outs_runs_long(fleet: Fleet, database: Database, witness: Witness):
-    """A try-lock never waits, so neither time-out can hit it; a run lasts longer than any of its statements."""
+    """C13: A try-lock never waits, so neither time-out can hit it; a run lasts longer than any of its statements."""
     role = database.role(settings={"statement_timeout": "200ms", "lock_timeout": "200ms"})
     schedule = fleet.schedule(
         {"restock": {"graph": f"{GRAPHS}:slow", "every": "1s", "input": {"seconds": 1.5}}}

@@ -70,7 +70,7 @@ def test_a_replica_collects_garbage_seldom_and_not_among_what_stays(fleet: Fleet
 
 
 def test_it_ends_as_process_1_too(fleet: Fleet, idle: Path):
-    """In a container it is process 1, for which the kernel ignores every signal that has no handler."""
+    """F1: In a container it is process 1, for which the kernel ignores every signal that has no handler."""
     # Without root, a user namespace gives the right to make the other one.
     namespaces = ["--pid"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--pid"]
     replica = fleet.start(

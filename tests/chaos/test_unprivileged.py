@@ -72,7 +72,7 @@ def start(fleet: Fleet, dsn: str, **env: str) -> Replica:
 
 
 def test_a_replica_needs_no_user_no_home_and_no_place_to_write(public_fleet: Fleet, admin_dsn: str):
-    """Platforms give containers a random uid and a read-only root; a look-up of the user's name would fail there."""
+    """F6: Platforms give containers a random uid and a read-only root; a look-up of the user's name would fail there."""
     before = set(public_fleet.home.iterdir())
     replica = start(public_fleet, public_fleet.dsn, WITNESS_DSN=admin_dsn)
 

@@ -97,7 +97,7 @@ async def test_a_refused_attempt_frees_nothing_of_the_holders(places: Places, on
 
 
 async def test_each_attempt_has_a_session_of_its_own_and_closes_it(places: Places, onlooker: Onlooker):
-    """From a pool, the session would come back with the lock, and every later tick would skip."""
+    """C1: From a pool, the session would come back with the lock, and every later tick would skip."""
     pids = set()
     for _ in range(3):
         async with sole_writer(GRAPH, places("a")) as hold:

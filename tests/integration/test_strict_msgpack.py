@@ -66,7 +66,7 @@ def run(folder: Path, dsn: str, strict: str, *words: str) -> subprocess.Complete
 
 @pytest.mark.parametrize("compiled", ["graph", "graph = graph.compile()"])
 async def test_models_come_back_as_models(dsn: str, tmp_path: Path, compiled: str):
-    """The flag is a safety measure; it must not turn a state into something its graph does not know."""
+    """D11: The flag is a safety measure; it must not turn a state into something its graph does not know."""
     await prepare(dsn)
     (tmp_path / "schedule.yaml").write_text(SCHEDULE)
     (tmp_path / "orders.py").write_text(ORDERS + compiled + "\n")

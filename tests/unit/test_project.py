@@ -56,7 +56,7 @@ def requirement(name: str) -> Requirement:
     ("version", "allowed"), [("3.11.2", False), ("3.11.3", True), ("3.12.0", True), ("4.0.0", False)]
 )
 def test_apscheduler_is_one_that_computes_waits_from_timestamps(version: str, *, allowed: bool):
-    """Before 3.11.3 a timer slept an hour too long across the spring night; 4 is another library."""
+    """B12: Before 3.11.3 a timer slept an hour too long across the spring night; 4 is another library."""
     assert requirement("apscheduler").specifier.contains(version) is allowed
 
 

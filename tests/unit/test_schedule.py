@@ -155,7 +155,7 @@ def test_a_name_that_would_hurt_in_logs_and_threads_is_refused(name, fault):
     [("evening_churn_trim", "core_ticket_export_v2", 1416145555), ("plumless", "buckeroo", -841282523)],
 )
 def test_two_names_with_one_lock_key_are_refused(one, two, key):
-    """Unrelated graphs would skip each other now and then, and no log would say why."""
+    """C8: Unrelated graphs would skip each other now and then, and no log would say why."""
     assert _faults(f"graphs:\n  {one}: {{graph: a:b, every: 1s}}\n  {two}: {{graph: a:b, every: 1s}}\n") == [
         f"3:3: graphs {one!r} and {two!r} share the lock key {key}: rename one of them"
     ]

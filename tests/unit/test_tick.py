@@ -33,7 +33,7 @@ def test_the_lock_key_of_a_name_never_changes(graph: str, key: int):
 
 @given(st.text())
 def test_every_lock_key_fits_an_int4(graph: str):
-    """Half of all names have a checksum of 2**31 and more, for which Postgres has no such function."""
+    """C10: Half of all names have a checksum of 2**31 and more, for which Postgres has no such function."""
     assert -(2**31) <= lock_key(graph) < 2**31
 
 
