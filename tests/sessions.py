@@ -43,8 +43,8 @@ class Session:
         self.schedule = schedule
         self.home = home_of(schedule.parent)
         self.process = subprocess.Popen(
-            # Whoever runs the tests may ignore SIGHUP, as nohup does, and every child inherits that.
-            ["env", "--default-signal=HUP", *dev_command(schedule, stand_in=stand_in, arguments=arguments)],
+            # Whoever runs the tests may ignore SIGHUP, as nohup does, or SIGINT, as a shell's background does: a child inherits it.
+            ["env", "--default-signal", *dev_command(schedule, stand_in=stand_in, arguments=arguments)],
             cwd=schedule.parent,
             env=replica_environment(),
             stdin=subprocess.DEVNULL,
