@@ -33,10 +33,7 @@ async def displace(session: LockSession, tick: Tick) -> None:
 async def announce(
     connection: AsyncConnection[Any], space: int, tick: Tick, what: Literal["handed_off", "displacing"]
 ) -> None:
-    """Tell every listening replica of the tick: that it has been handed off, or that earlier ones are to make room for it.
-
-    The rows are the truth, this only saves time.
-    """
+    """Tell every listening replica of the tick: that it has been handed off, or that earlier ones are to make room for it."""
     await connection.execute(ANNOUNCE, [_announcement(space, what, tick)])
 
 

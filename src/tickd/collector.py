@@ -1,9 +1,10 @@
 """The collector: Python's garbage collector, kept away from what lives as long as the daemon does.
 
-A replica of ten thousand entries keeps a million objects that never become garbage: libraries, graphs, calendars. The
-collector's default is to look at all of them again and again while runs come and go, in pauses of a third of a second
-in which neither loop answers, and a quarter of a busy replica's processor time went there. So these objects are frozen
-once they are all there, and a collection looks at what came after them, after more of it has come.
+A replica of ten thousand entries keeps two hundred thousand objects that never become garbage: libraries, graphs,
+calendars. The collector's default is to look at all of them again and again while runs come and go, in pauses of up to
+half a second on a busy machine in which neither loop answers, and a quarter of a busy replica's processor time went
+there. So these objects are frozen once they are all there, and a collection looks at what came after them, after more
+of it has come.
 """
 
 import gc

@@ -388,9 +388,8 @@ class Runner:
             facts["late_ms"] = self._note_started(tick, admission)
             began = time.monotonic()
             if self._stop.requested:
-                run.drain(
-                    "shutdown"
-                )  # before it begins: a stop does not wait for the tick to be due, and its nodes have to
+                # The stop has cut the wait short, and the tick may not be due: told afterwards, a node could run before.
+                run.drain("shutdown")
             run.begin()
 
         supervision = Supervision(

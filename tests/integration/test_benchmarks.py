@@ -3,7 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from benchmarks.contest import CONTENDERS, Contest
+from benchmarks.workloads import WORKLOADS
 from tests.pages import ROOT
 
 
@@ -33,3 +39,24 @@ def test_the_pieces_are_measured_and_no_statement_reads_the_whole_ledger(tmp_pat
     assert day["a_day"]["ticks"] > 0
     assert [(one["entries"], one["missed"]) for one in sized["by_entries"]] == [(10, 0)]
     assert {name: one["scans"] for name, one in grown["statements"].items() if one["scans"]} == {}
+
+
+@pytest.mark.parametrize("name", ["tickd", "tickd_shared", "pieces"])
+def test_a_replica_that_is_measured_is_of_the_suites_own_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """With another one installed, a second clone measured that, and two versions were as quick as each other."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server: Any = None  # none is started for this
+    contest = Contest(server, CONTENDERS[name], WORKLOADS["A"], keep=False, ahead=False)
+
+    found = subprocess.run(
+        [sys.executable, "-c", "import tickd; print(tickd.__file__)"],
+        env=contest._environment("r1"),
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert Path(found.stdout.strip()) == ROOT / "src" / "tickd" / "__init__.py"
