@@ -160,7 +160,7 @@ class FencedSaver(AsyncPostgresSaver):
         self.space = space
         self.graph = graph
         self.token = token
-        self._hold = hold_name(space=space, graph=graph, token=token)
+        self.hold = hold_name(space=space, graph=graph, token=token)
         self._count = StepCount()
         self._counts_thread: str | None = None
 
@@ -199,7 +199,7 @@ class FencedSaver(AsyncPostgresSaver):
             super()._cursor(pipeline=pipeline) as plain,
             _FencedCursor(plain.connection, row_factory=dict_row) as cursor,
         ):
-            cursor.hold = self._hold
+            cursor.hold = self.hold
             cursor.format = plain.format
             yield cursor
 

@@ -13,9 +13,9 @@ import contextvars
 import inspect
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -33,6 +33,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tickd.dsn import Dsn
 from tickd.fence import FencedSaver
 from tickd.graphs import LoadedGraph, Reference, bind, load_all
+from tickd.group_commit import GroupCommit, GroupedSaver, Save
 from tickd.pool import Pool
 from tickd.tick import Tick
 
@@ -178,7 +179,7 @@ class Run:
         if self._task is not None:
             self._task.cancel()
 
-    async def _work(self, pool: AsyncConnectionPool[Any]) -> None:
+    async def _work(self, pool: AsyncConnectionPool[Any], group_commit: GroupCommit) -> None:
         """Run on the graph loop, to the real end, and report to the main loop."""
         _current_run.set(self)
         self._task = asyncio.current_task()
@@ -187,7 +188,7 @@ class Run:
         try:
             if self._cancelled:
                 raise asyncio.CancelledError  # noqa: TRY301  # cancelled before it began
-            end = await self._invoke(pool)
+            end = await self._invoke(pool, group_commit)
         except asyncio.CancelledError as error:
             # The task ends here. A CancelledError that nobody asked for is the graph's own failure.
             end = RunEnd(EndKind.CANCELLED, 0) if self._cancelled else RunEnd(EndKind.RAISED, 0, error=error)
@@ -201,9 +202,9 @@ class Run:
                 await asyncio.shield(ended)
         self._main.call_soon_threadsafe(_resolve, self.ended, end)
 
-    async def _invoke(self, pool: AsyncConnectionPool[Any]) -> RunEnd:
+    async def _invoke(self, pool: AsyncConnectionPool[Any], group_commit: GroupCommit) -> RunEnd:
         order = self.order
-        graph, saver = bind(order.loaded.graph, RunSaver(pool, self))
+        graph, saver = bind(order.loaded.graph, RunSaver(pool, group_commit, self))
         config: Any = order.config
         given = None
         if not (order.resume and await _continues(saver, config, order.run_id)):
@@ -260,12 +261,12 @@ class CutOff(Exception):
     """A checkpoint was not written, because the run's hold is gone."""
 
 
-class RunSaver(FencedSaver):
+class RunSaver(GroupedSaver):
     """The saver of one run: writes under the run's hold, and nothing once the run is cut off."""
 
-    def __init__(self, pool: AsyncConnectionPool[Any], run: "Run") -> None:
+    def __init__(self, pool: AsyncConnectionPool[Any], group_commit: GroupCommit, run: "Run") -> None:
         order = run.order
-        super().__init__(pool, space=order.space, graph=order.tick.graph, token=order.token)
+        super().__init__(pool, group_commit, space=order.space, graph=order.tick.graph, token=order.token)
         self._run = run
 
     async def aget_tuple(self, config: Any) -> Any:
@@ -274,15 +275,16 @@ class RunSaver(FencedSaver):
         await self._run.begun()
         return found
 
-    async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
-        """Save what a node has written, unless the run is cut off."""
-        self._refuse_when_cut_off()
-        await super().aput_writes(config, writes, task_id, task_path)
+    @asynccontextmanager
+    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[Any]:
+        if pipeline:
+            self._refuse_when_cut_off()
+        async with super()._cursor(pipeline=pipeline) as cursor:
+            yield cursor
 
-    async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        """Save the checkpoint, unless the run is cut off."""
-        self._refuse_when_cut_off()
-        return await super().aput(config, checkpoint, metadata, new_versions)
+    async def _save_alone(self, save: Save) -> None:
+        self._refuse_when_cut_off()  # maybe while it waited for others
+        await super()._save_alone(save)
 
     def _refuse_when_cut_off(self) -> None:
         self._run.settle()
@@ -356,6 +358,7 @@ class GraphThread:
         self._closing = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._pool: Pool | None = None
+        self._group_commit: GroupCommit | None = None
         self._renewal: Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -413,7 +416,9 @@ class GraphThread:
 
     def _begin(self, run: Run) -> None:
         assert self._pool is not None  # noqa: S101  # runs are started after start()
-        task = contextvars.copy_context().run(self._loop.create_task, run._work(self._pool))  # noqa: SLF001  # its own loop
+        assert self._group_commit is not None  # noqa: S101  # with the pool
+        work = run._work(self._pool, self._group_commit)  # noqa: SLF001  # its own loop
+        task = contextvars.copy_context().run(self._loop.create_task, work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -428,6 +433,7 @@ class GraphThread:
             trusted_for=TRUSTED_FOR,
         )
         await self._pool.open()
+        self._group_commit = GroupCommit(self._pool)
 
     async def _connection_parameters(self) -> dict[str, Any]:
         return {

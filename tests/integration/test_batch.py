@@ -13,6 +13,7 @@ import pytest
 from tests.lock_sessions import Open, sessions
 from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
+from tests.turns import turn
 from tickd import ledger
 from tickd.batch import Question
 from tickd.ledger import Admission, Finish, Refusal, Unfinished
@@ -76,9 +77,7 @@ async def busy(session: LockSession, onlooker: Onlooker) -> asyncio.Task[Any]:
 async def asking(session: LockSession, key: int, question: Question = TOGETHER) -> asyncio.Task[Any]:
     """Let a task ask, and return it when it has."""
     task = asyncio.create_task(session.ask(question, {"key": key}))
-    turn = asyncio.get_running_loop().create_future()
-    turn.get_loop().call_soon(turn.set_result, None)
-    await turn
+    await turn()
     return task
 
 

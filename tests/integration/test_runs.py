@@ -26,6 +26,10 @@ pytestmark = pytest.mark.migrated
 
 TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
 Start = Callable[..., Run]
+# The hold that `start` runs under.
+PROTECT = """
+INSERT INTO tickd.threads (thread_id, space, graph, token) VALUES (%s, 7301, 'restock_plan', 1) RETURNING 1
+"""
 
 
 @pytest.fixture
@@ -110,6 +114,28 @@ async def test_each_tick_has_a_thread_of_its_own(start: Start, onlooker: Onlooke
         " FROM checkpoints ORDER BY thread_id, checkpoint_id DESC"
     )
     assert finals == [(True, "1")] * 3
+
+
+async def test_runs_that_save_at_one_time_save_together(start: Start, onlooker: Onlooker):
+    """One transaction has written the checkpoints of several; each comes to its end as it would by itself."""
+    ticks = [Tick("restock_plan", TEN + timedelta(seconds=second)) for second in range(20)]
+    for tick in ticks:
+        onlooker.rows(PROTECT, str(tick))
+
+    ends = await asyncio.gather(
+        *(end_of(start(graph_of(one=step("one"), two=step("two")), second=second)) for second in range(20))
+    )
+
+    assert ends == [RunEnd(EndKind.FINISHED, 2)] * 20
+    assert onlooker.rows("SELECT thread_id, count(*) FROM checkpoints GROUP BY 1 ORDER BY 1") == [
+        (str(tick), 4) for tick in ticks
+    ]
+    assert (
+        onlooker.value(
+            "SELECT max(threads) FROM (SELECT count(DISTINCT thread_id) AS threads FROM checkpoints GROUP BY xmin::text) AS _"
+        )
+        >= len(ticks) / 2
+    )
 
 
 async def test_until_it_may_begin_a_run_reads_and_does_nothing_else(start: Start, onlooker: Onlooker):

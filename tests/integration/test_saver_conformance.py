@@ -1,6 +1,7 @@
 """LangGraph's own conformance suite for savers, on the fenced saver and on the plain one beside it."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from psycopg import sql
 
 from tests.fences import GRAPH, SPACE, connect, open_pool, prepare, saver
+from tests.turns import turn
+from tickd.group_commit import GroupCommit, GroupedSaver, Rows, Save
 from tickd.guard import TABLES
 
 
@@ -26,6 +29,31 @@ END $$
 ADMIT_ALL_TRIGGER = """
 CREATE TRIGGER aa_admit_all BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION admit_all()
 """
+
+COMPANY = ("company", "", "1", "task", "", 0, "seen", "null", b"")
+
+
+class Accompanied(GroupCommit):
+    """Lets nobody save without company: another save, of another thread, goes with it."""
+
+    in_company = 0
+
+    async def save(self, save: Save, alone: Callable[[], Awaitable[object]]) -> None:
+        """Hold both up until they have gathered. A thread's first save goes alone all the same: it is not admitted yet."""
+        gate = asyncio.Event()
+        other = Save(save.hold)
+        await other.executemany(AsyncPostgresSaver.INSERT_CHECKPOINT_WRITES_SQL, [COMPANY])
+        saves = [super().save(Save(""), gate.wait), super().save(other, gate.wait), super().save(save, alone)]
+        tasks = [asyncio.ensure_future(each) for each in saves]
+        await turn()
+        gate.set()
+        await asyncio.gather(*tasks)
+
+    async def _write(self, group: list[Rows]) -> set[tuple[str, str]]:
+        """Count what is written in company."""
+        written = await super()._write(group)
+        self.in_company += len(written)
+        return written
 
 
 @pytest.fixture
@@ -78,6 +106,18 @@ async def test_the_fenced_saver_passes_all_that_the_plain_one_passes(pool, dsn):
         "delete_thread",
         "prune",
     }
+
+
+async def test_the_grouped_saver_passes_all_that_the_plain_one_passes(pool, dsn):
+    """And what it saves, it saves in company: the suite by itself never does two things at one time."""
+    plain = await report_on(lambda: AsyncPostgresSaver(pool))
+    await protect_every_thread(dsn)
+    commit = Accompanied(pool)
+    grouped = await report_on(lambda: GroupedSaver(pool, commit, space=SPACE, graph=GRAPH, token=5))
+
+    assert grouped.passed_all(), grouped.to_dict()
+    assert results(grouped) == results(plain)
+    assert commit.in_company > 50
 
 
 async def test_a_stale_saver_fails_in_all_that_writes(pool, dsn):
