@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from tests.turns import turn
 from tickd.turns import Turns
 
 
@@ -24,9 +25,7 @@ class Queue:
     async def settle(self) -> None:
         """Let every task that can go on do so."""
         for _ in range(20):
-            turn = asyncio.get_running_loop().create_future()
-            turn.get_loop().call_soon(turn.set_result, None)
-            await turn
+            await turn()
 
     async def _take(self, name: str, *, hurried: bool) -> None:
         async with self.turns.turn(hurried=hurried):
