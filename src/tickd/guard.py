@@ -16,7 +16,7 @@ from tickd.errors import DatabaseUnusable
 
 
 # Raised with every change of sql/guard.sql or of the triggers here; kept in the database as the comment of a function.
-GUARD_VERSION = 1
+GUARD_VERSION = 2
 REMOVED = "guard removed"
 
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
@@ -58,11 +58,12 @@ EXECUTE FUNCTION tickd.guard_truncate()
 """,
 )
 
+# An admission that says so does it within its own statement.
 SUPERSEDE = """
 CREATE OR REPLACE TRIGGER tickd_guard_supersede
 AFTER UPDATE OF token ON tickd.graphs
 FOR EACH ROW
-WHEN (OLD.token <> NEW.token)
+WHEN (OLD.token <> NEW.token AND current_setting('tickd.supersedes', true) IS DISTINCT FROM 'itself')
 EXECUTE FUNCTION tickd.guard_supersede()
 """
 

@@ -34,6 +34,7 @@ ORDER BY number DESC
 """,
     apart="key",
 )
+RAN = Finish(Outcome.RAN, 1)
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
@@ -239,6 +240,29 @@ async def test_two_batches_on_the_same_threads_take_them_in_one_order(
         await other.rollback()
 
     assert [held for held, _ in (*await there, *await back)] == [True] * 4
+
+
+async def test_a_thread_that_passes_from_one_graph_of_a_batch_to_another_is_the_latter_s(
+    session: LockSession, onlooker: Onlooker
+):
+    """The one leaves its old threads behind, and this one is not its own any more."""
+
+    async def admit_on(thread: str, second: int, graph: str) -> Any:
+        due = Tick(graph, TEN + timedelta(seconds=second))
+        return await ledger.hold_and_admit(session, due, thread_id=thread, run_id=run_id(due))
+
+    await admit_on("passes", 0, "one")
+    await ledger.record(session, Tick("one", TEN), token=1, finish=RAN)
+    await session.unlock("one")
+    sleeping = await busy(session, onlooker)
+    held = await asyncio.gather(admit_on("new", 1, "one"), admit_on("passes", 1, "two"))
+    await sleeping
+
+    assert [one for one, _ in held] == [True, True]
+    assert onlooker.rows("SELECT thread_id, graph, token FROM tickd.threads ORDER BY 1") == [
+        ("new", "one", 2),
+        ("passes", "two", 1),
+    ]
 
 
 async def test_each_end_of_a_batch_is_written_by_its_own_token(session: LockSession, onlooker: Onlooker):

@@ -470,7 +470,7 @@ async def test_the_next_tick_of_a_graph_takes_the_thread_of_one_that_lost_its_ho
 
     assert await admit(b, tick(2), thread="next") == (True, Admission(3, 1, "next"))
 
-    assert onlooker.rows(FENCES) == [("lost", 3), ("next", 3), ("of another graph", 1), (str(tick(0)), 0)]
+    assert onlooker.rows(FENCES) == [("lost", 0), ("next", 3), ("of another graph", 1), (str(tick(0)), 0)]
 
 
 async def test_an_abandoned_tick_s_thread_is_nobody_s(open_as: Open, onlooker: Onlooker, admin_dsn: str):

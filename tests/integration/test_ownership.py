@@ -49,6 +49,7 @@ GATE_AT_ROW = "CREATE TRIGGER {name} BEFORE INSERT ON {table} FOR EACH ROW EXECU
 GATE_AT_STATEMENT = (
     "CREATE TRIGGER {name} {when} DELETE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
 )
+FAILS = " LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'the trigger fires'; END $$"
 BLOCKERS = "SELECT pg_blocking_pids(%s)"
 WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
 
@@ -325,6 +326,24 @@ async def test_an_admission_that_fails_fails_as_itself(stage, dsn):
             waiting=waiting,
             connect=lambda: open_connection(dsn),
         )
+
+
+async def test_an_admission_takes_the_graph_s_other_threads_in_its_own_statement(dsn: str):
+    """The guard's trigger would load a language into a backend that is new for each run; all others still meet it."""
+    await prepare(dsn)
+    place = LockPlace(parse_dsn(dsn, setting="DSN"), "b", SPACE)
+    first, second = (Tick(GRAPH, datetime(2026, 5, 4, 10, minute, tzinfo=UTC)) for minute in (0, 1))
+    async with await connect(dsn) as look, closing(await open_session(place)) as session:
+        await hold_and_admit(session, first, thread_id="first", run_id=run_id(first))
+        await look.execute("CREATE OR REPLACE FUNCTION tickd.guard_supersede() RETURNS trigger" + FAILS)
+
+        held, _ = await hold_and_admit(session, second, thread_id="second", run_id=run_id(second))
+
+        assert held
+        cursor = await look.execute("SELECT thread_id, token FROM tickd.threads ORDER BY 1")
+        assert await cursor.fetchall() == [("first", 0), ("second", 2)]
+        with pytest.raises(psycopg.errors.RaiseException, match="fires"):
+            await admit(look, 3)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
