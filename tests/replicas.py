@@ -6,6 +6,7 @@ Their log lines are the tests' signals: `wait_for` returns as soon as a line arr
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -112,10 +113,15 @@ class Replica:
 
     def wait(self, timeout: float = 15) -> int:
         """Return the exit code once the process has ended and everything it wrote is read."""
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} does not end:\n{self.said()}") from None
+        if self.process.poll() is None:
+            # Told at once: `Popen.wait` asks every 50 ms, and another replica may have begun by then.
+            end = os.pidfd_open(self.process.pid)
+            try:
+                if not select.select([end], [], [], timeout)[0]:
+                    raise AssertionError(f"{self.name} does not end:\n{self.said()}")
+            finally:
+                os.close(end)
+        code = self.process.wait()
         for reader in self._readers:
             reader.join(timeout)
             assert not reader.is_alive(), f"{self.name} has ended and left a process behind"

@@ -146,11 +146,11 @@ def test_a_sync_node_that_cannot_be_stopped_keeps_its_hold_until_the_process_end
     assert session is not None
     assert session.application_name == "tickd/stuck"
     assert stuck.wait(timeout=5) == 1
+    at = witness.now()
 
     assert (failed["fire_time"], failed["reason"]) == (started["fire_time"], "shutdown")
     assert stuck.wait_for("tick.waiting")["threads"] == 1
     assert stuck.lines[-1]["exit_code"] == 1
-    at = witness.now()
     taken = other.wait_for("tick.started")
     assert taken["fire_time"] > started["fire_time"]
     witness.bury("stuck", at)
