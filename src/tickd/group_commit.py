@@ -123,8 +123,8 @@ class Save:
             else:
                 await cursor.execute(query, params[0])
 
-    def rows(self) -> "Rows | None":
-        """Return the rows; None when they cannot, or need not, go together with others."""
+    def gather(self) -> "Gathered | None":
+        """Return the rows, to wait for a group; None when they cannot, or need not, go together with others."""
         found: list[Row] = []
         threads: set[str] = set()
         size = 0
@@ -142,11 +142,11 @@ class Save:
                 found.append((arrays, values))
         if len(threads) != 1 or size >= LARGE:
             return None
-        return Rows((threads.pop(), self.hold), found, asyncio.get_running_loop().create_future())
+        return Gathered((threads.pop(), self.hold), found, asyncio.get_running_loop().create_future())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Gathered:
     """A save that waits for its group: its thread and hold, its rows, and whether they were written there."""
 
     key: tuple[str, str]
@@ -160,7 +160,7 @@ class GroupCommit:
     def __init__(self, pool: AsyncConnectionPool[Any]) -> None:
         self._pool = pool
         self._under_way: set[asyncio.TimerHandle] = set()
-        self._gathering: deque[Rows] = deque()
+        self._gathering: deque[Gathered] = deque()
         self._groups: set[asyncio.Task[None]] = set()
         self._context = contextvars.copy_context()
 
@@ -171,11 +171,11 @@ class GroupCommit:
         later, it returns when its rows are there or will never be, for none may come after its run has ended.
         """
         if self._under_way or self._gathering:
-            rows = save.rows()
-            if rows is None:
+            gathered = save.gather()
+            if gathered is None:
                 await alone()
                 return
-            if await self._together(rows):
+            if await self._together(gathered):
                 return
         arrive = self._set_out()
         try:
@@ -183,17 +183,17 @@ class GroupCommit:
         finally:
             arrive()
 
-    async def _together(self, rows: Rows) -> bool:
-        self._gathering.append(rows)
+    async def _together(self, one: Gathered) -> bool:
+        self._gathering.append(one)
         try:
-            await asyncio.wait({rows.written})
+            await asyncio.wait({one.written})
         except asyncio.CancelledError:
-            if rows in self._gathering:
-                self._gathering.remove(rows)
+            if one in self._gathering:
+                self._gathering.remove(one)
             else:
-                await asyncio.gather(rows.written, return_exceptions=True)
+                await asyncio.gather(one.written, return_exceptions=True)
             raise
-        return rows.written.result()
+        return one.written.result()
 
     def _set_out(self) -> Callable[[], None]:
         """Keep others waiting from now on, until what is returned is called or this is overdue."""
@@ -222,33 +222,33 @@ class GroupCommit:
         self._groups.add(task)
         task.add_done_callback(partial(self._sent, group))
 
-    async def _send(self, group: list[Rows], arrive: Callable[[], None]) -> None:
+    async def _send(self, group: list[Gathered], arrive: Callable[[], None]) -> None:
         try:
             written = await self._write(group)
         except PoolTimeout as error:
-            for rows in group:
-                rows.written.set_exception(error)
+            for one in group:
+                one.written.set_exception(error)
         except Exception:  # noqa: BLE001  # whosever it is will meet it alone
-            for rows in group:
-                rows.written.set_result(False)
+            for one in group:
+                one.written.set_result(False)
         else:
-            for rows in group:
-                rows.written.set_result(rows.key in written)
+            for one in group:
+                one.written.set_result(one.key in written)
         finally:
             arrive()
 
-    def _sent(self, group: list[Rows], task: asyncio.Task[None]) -> None:
+    def _sent(self, group: list[Gathered], task: asyncio.Task[None]) -> None:
         self._groups.discard(task)
-        for rows in group:
-            rows.written.cancel()  # does nothing, unless the task was cancelled, maybe before it began
+        for one in group:
+            one.written.cancel()  # does nothing, unless the task was cancelled, maybe before it began
 
-    async def _write(self, group: list[Rows]) -> set[tuple[str, str]]:
+    async def _write(self, group: list[Gathered]) -> set[tuple[str, str]]:
         """Write a group, and return the threads and holds whose rows are there now."""
         numbers: dict[tuple[str, str], int] = {}
         arrays: dict[str, list[Any]] = {name: [] for name in (*BLOBS, *WRITES, *CHECKPOINTS)}
-        for rows in group:
-            number = numbers.setdefault(rows.key, len(numbers) + 1)
-            for names, values in rows.rows:
+        for one in group:
+            number = numbers.setdefault(one.key, len(numbers) + 1)
+            for names, values in one.rows:
                 for name, value in zip(names, (number, *values), strict=True):
                     arrays[name].append(value)
         threads, holds = map(list, zip(*numbers, strict=True))

@@ -447,7 +447,7 @@ async def test_all_that_a_run_saves_can_go_together(stage: Stage):
 
     class Noted(GroupCommit):
         async def save(self, save: Save, alone: Any) -> None:
-            assert save.rows() is not None
+            assert save.gather() is not None
             saves.append(save)
             await super().save(save, alone)
 

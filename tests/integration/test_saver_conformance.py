@@ -13,7 +13,7 @@ from psycopg import sql
 
 from tests.fences import GRAPH, SPACE, connect, open_pool, prepare, saver
 from tests.turns import turn
-from tickd.group_commit import GroupCommit, GroupedSaver, Rows, Save
+from tickd.group_commit import Gathered, GroupCommit, GroupedSaver, Save
 from tickd.guard import TABLES
 
 
@@ -49,7 +49,7 @@ class Accompanied(GroupCommit):
         gate.set()
         await asyncio.gather(*tasks)
 
-    async def _write(self, group: list[Rows]) -> set[tuple[str, str]]:
+    async def _write(self, group: list[Gathered]) -> set[tuple[str, str]]:
         """Count what is written in company."""
         written = await super()._write(group)
         self.in_company += len(written)
