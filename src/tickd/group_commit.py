@@ -14,8 +14,7 @@ import asyncio
 import contextvars
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -25,8 +24,6 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from psycopg import AsyncCursor
 from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
-
-from tickd.fence import FencedSaver
 
 
 # What takes longer than this keeps nobody behind it any more.
@@ -105,19 +102,38 @@ class Save:
 
     def __init__(self, hold: str) -> None:
         self.hold = hold
-        self._statements: list[tuple[Any, list[Any], bool]] = []
+        self.statements: list[tuple[Any, list[Any], bool]] = []
 
     async def execute(self, query: Any, params: Any) -> None:
         """Keep a statement."""
-        self._statements.append((query, [params], False))
+        self.statements.append((query, [params], False))
 
     async def executemany(self, query: Any, params_seq: Iterable[Any]) -> None:
         """Keep a statement that is sent once for each of the parameters."""
-        self._statements.append((query, list(params_seq), True))
+        self.statements.append((query, list(params_seq), True))
+
+    @property
+    def is_input(self) -> bool:
+        """Say whether this is the checkpoint of an input, before any step."""
+        return any(
+            query == AsyncPostgresSaver.UPSERT_CHECKPOINTS_SQL and params[0][-1].obj.get("source") == "input"
+            for query, params, _ in self.statements
+        )
+
+    @property
+    def is_writes(self) -> bool:
+        """Say whether this is what a task wrote, in a step that may not be over; not an error or an interrupt."""
+        return all(
+            query == AsyncPostgresSaver.INSERT_CHECKPOINT_WRITES_SQL for query, _, _ in self.statements
+        )
+
+    def add(self, later: "Save") -> None:
+        """Take in what another save of the same hold sends after this."""
+        self.statements += later.statements
 
     async def send_on(self, cursor: AsyncCursor[Any]) -> None:
         """Send what was kept, as it came."""
-        for query, params, many in self._statements:
+        for query, params, many in self.statements:
             if many:
                 await cursor.executemany(query, params)
             else:
@@ -128,7 +144,7 @@ class Save:
         found: list[Row] = []
         threads: set[str] = set()
         size = 0
-        for query, params, _ in self._statements:
+        for query, params, _ in self.statements:
             arrays = TOGETHER.get(query) if isinstance(query, str) else None
             if arrays is None:
                 return None
@@ -256,34 +272,3 @@ class GroupCommit:
             await cursor.execute(SAVE, {"thread_id": threads, "hold": holds, **arrays})
             present = {number for (number,) in await cursor.fetchall()}
         return {key for key, number in numbers.items() if number in present}
-
-
-class GroupedSaver(FencedSaver):
-    """The fenced saver, saving together with the others of its group commit."""
-
-    def __init__(
-        self,
-        pool: AsyncConnectionPool[Any],
-        group_commit: GroupCommit,
-        *,
-        space: int,
-        graph: str,
-        token: int,
-    ) -> None:
-        super().__init__(pool, space=space, graph=graph, token=token)
-        self._group_commit = group_commit
-
-    @asynccontextmanager
-    async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[Any]:
-        # What the saver opens a pipeline for are its writes; what it reads needs a cursor.
-        if pipeline:
-            save = Save(self.hold)
-            yield save
-            await self._group_commit.save(save, partial(self._save_alone, save))
-        else:
-            async with super()._cursor() as cursor:
-                yield cursor
-
-    async def _save_alone(self, save: Save) -> None:
-        async with super()._cursor(pipeline=True) as cursor:
-            await save.send_on(cursor)

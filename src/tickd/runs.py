@@ -33,8 +33,9 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tickd.dsn import Dsn
 from tickd.fence import FencedSaver
 from tickd.graphs import LoadedGraph, Reference, bind, load_all
-from tickd.group_commit import GroupCommit, GroupedSaver, Save
+from tickd.group_commit import GroupCommit, Save
 from tickd.pool import Pool
+from tickd.saves import GroupedSaver
 from tickd.tick import Tick
 
 
@@ -205,6 +206,11 @@ class Run:
     async def _invoke(self, pool: AsyncConnectionPool[Any], group_commit: GroupCommit) -> RunEnd:
         order = self.order
         graph, saver = bind(order.loaded.graph, RunSaver(pool, group_commit, self))
+        async with saver.to_the_end():
+            return await self._outcome(graph, saver)
+
+    async def _outcome(self, graph: Any, saver: "RunSaver") -> RunEnd:
+        order = self.order
         config: Any = order.config
         given = None
         if not (order.resume and await _continues(saver, config, order.run_id)):
@@ -293,22 +299,35 @@ class RunSaver(GroupedSaver):
 
 
 class _NodeThreads(ThreadPoolExecutor):
-    """The graph loop's default executor: knows which run each of its threads works for.
-
-    What the saver sends to a thread is done on the spot. It turns values into bytes and back, in calls that do not let go
-    of the interpreter while they last, so a thread frees the loop of nothing; and a thread that takes work over and hands
-    it back, six times a run, is a fifth of what a small run costs.
-    """
+    """The graph loop's default executor: knows which run each of its threads works for."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        if _is_savers(fn):
-            return _done(fn, *args, **kwargs)
         future = super().submit(fn, *args, **kwargs)
         # asyncio submits in the context of the task that asked, so the variable names that task's run.
         run = _current_run.get()
         if run is not None:
             run._threads.add(future)  # noqa: SLF001  # the run's own executor
             future.add_done_callback(run._threads.discard)  # noqa: SLF001  # as above
+        return future
+
+
+class _GraphLoop(asyncio.SelectorEventLoop):
+    """The event loop of the graphs, on which savers need no thread.
+
+    What a saver sends to a thread is done on the spot. It turns values into bytes and back, in calls that do not let go
+    of the interpreter while they last, so a thread frees the loop of nothing; and a thread that takes work over and hands
+    it back, six times a run, is a fifth of what a small run costs. It is done without a turn of the loop as well, so
+    saves reach the group commit in the order in which LangGraph makes them.
+    """
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        if executor is not None or not _is_savers(func):
+            return super().run_in_executor(executor, func, *args)
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  # it is for whoever awaits the future
+            future.set_exception(error)
         return future
 
 
@@ -319,15 +338,6 @@ def _is_savers(fn: Callable[..., Any]) -> bool:
         and bool(fn.args)
         and isinstance(getattr(fn.args[0], "__self__", None), FencedSaver)
     )
-
-
-def _done(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-    future: Future[T] = Future()
-    try:
-        future.set_result(fn(*args, **kwargs))
-    except Exception as error:  # noqa: BLE001  # it is for whoever awaits the future
-        future.set_exception(error)
-    return future
 
 
 def _named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> asyncio.Task[Any]:
@@ -348,7 +358,7 @@ class GraphThread:
         self._replica = replica
         self._size = size
         self._through_pooler = through_pooler
-        self._loop = asyncio.new_event_loop()
+        self._loop = _GraphLoop()
         # A run may have several sync nodes at work in one super-step.
         self._loop.set_default_executor(
             _NodeThreads(max_workers=4 * max_running + 4, thread_name_prefix="tickd-node")

@@ -18,7 +18,8 @@ from tests.turns import turn
 from tests.young_ledger import FEW, ROUNDS, grow
 from tickd import group_commit
 from tickd.fence import is_refused, past_stale_writers
-from tickd.group_commit import LARGE, MOST_SAVES, TOGETHER, GroupCommit, GroupedSaver, Save
+from tickd.group_commit import LARGE, MOST_SAVES, TOGETHER, GroupCommit, Save
+from tickd.saves import GroupedSaver
 
 
 # A group is parked in its midst, its threads' rows locked, by a trigger that waits for an advisory lock.
@@ -454,7 +455,7 @@ async def test_all_that_a_run_saves_can_go_together(stage: Stage):
     stage.commit = Noted(stage.pool)
     await run(stage.saver("a"), "a")
 
-    assert {query for save in saves for query, _, _ in save._statements} == set(TOGETHER)
+    assert {query for save in saves for query, _, _ in save.statements} == set(TOGETHER)
 
 
 async def test_what_a_group_reads_does_not_grow_with_the_ledger(dsn: str, admin_dsn: str):
@@ -492,6 +493,7 @@ async def _threads_read(pool: AsyncConnectionPool[Any], look: AsyncConnection[An
     return int(row[0])
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_plain_saver_reads_what_a_group_has_written(stage: Stage):
     """The state of a thread is LangGraph's, whoever saved it and how."""
     async with stage.gathering(run(stage.saver("a"), "a"), run(stage.saver("b"), "b")) as runs:

@@ -6,10 +6,10 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
-from langgraph.graph import StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 from psycopg_pool import PoolTimeout
 
@@ -180,6 +180,24 @@ async def test_what_the_saver_turns_into_bytes_takes_no_thread(start: Start):
     await end_of(start(graph_of(one=step("one"), two=step("two"))))
 
     assert node_threads() == before
+
+
+async def test_what_a_task_wrote_is_saved_with_its_step_whatever_its_type(start: Start, onlooker: Onlooker):
+    """A text needs no turning into bytes for the step's checkpoint, and must not overtake what is turned for the task's."""
+
+    class Note(TypedDict):
+        note: str
+
+    async def write(_: Note) -> Note:
+        return {"note": "done"}
+
+    builder: Any = StateGraph(Note)
+    builder.add_node("write", write)
+    builder.add_edge(START, "write")
+    assert (await end_of(start(builder))).kind is EndKind.FINISHED
+
+    number = "SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM checkpoints UNION SELECT xmin FROM checkpoint_writes) _"
+    assert onlooker.value(number) == 2
 
 
 async def test_what_cannot_be_turned_into_bytes_fails_its_run_only(start: Start):

@@ -13,8 +13,9 @@ from psycopg import sql
 
 from tests.fences import GRAPH, SPACE, connect, open_pool, prepare, saver
 from tests.turns import turn
-from tickd.group_commit import Gathered, GroupCommit, GroupedSaver, Save
+from tickd.group_commit import Gathered, GroupCommit, Save
 from tickd.guard import TABLES
+from tickd.saves import GroupedSaver
 
 
 # The suite makes up its threads as it goes. Each is put under hold 5 before its first row is looked at by the guard, so

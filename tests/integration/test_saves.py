@@ -1,0 +1,353 @@
+"""What one run saves, and when it goes out: with what it is followed by, late, at the end, or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.errors import GraphDrained
+from langgraph.func import entrypoint
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import RunControl
+from langgraph.types import interrupt
+from psycopg import AsyncConnection
+from psycopg_pool import AsyncConnectionPool
+
+from tests.fences import GRAPH, SPACE, THREAD, State, admit, config, connect, graph, open_pool, prepare, rows
+from tests.onlooker import Onlooker
+from tests.turns import turn
+from tickd import saves
+from tickd.fence import is_refused
+from tickd.group_commit import GroupCommit
+from tickd.saves import GroupedSaver
+
+
+# What one transaction has written has its number, whatever the table.
+TRANSACTIONS = """
+SELECT array_agg(kind ORDER BY kind) FROM (
+    SELECT xmin::text AS number, 'step ' || (metadata ->> 'step') FROM checkpoints
+    UNION SELECT xmin::text, 'blobs' FROM checkpoint_blobs
+    UNION SELECT xmin::text, 'writes' FROM checkpoint_writes
+) AS written (number, kind)
+GROUP BY number ORDER BY number::bigint
+"""
+STEPS = "SELECT (metadata ->> 'step')::int FROM checkpoints ORDER BY 1"
+WRITES = "SELECT channel, blob IS NOT NULL FROM checkpoint_writes"
+# The next save is parked in its transaction by a trigger that waits for an advisory lock.
+GATE = """
+CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4711);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER zz_gate BEFORE INSERT ON checkpoints FOR EACH ROW EXECUTE FUNCTION wait_at_gate();
+SELECT pg_advisory_lock(4711)
+"""
+TOP: Any = {"configurable": {"thread_id": THREAD, "checkpoint_ns": ""}}
+PARKED = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+
+
+class Place:
+    """A thread under hold 5, its saver, and an onlooker's connection."""
+
+    def __init__(self, dsn: str, pool: AsyncConnectionPool[Any], look: AsyncConnection[Any]) -> None:
+        self.dsn = dsn
+        self.look = look
+        self.saver = GroupedSaver(pool, GroupCommit(pool), space=SPACE, graph=GRAPH, token=5)
+
+    async def run(self, builder: Any, given: Any = None, **options: Any) -> Any:
+        """Run a graph to its end as a run does it."""
+        compiled = builder.compile(checkpointer=self.saver)
+        async with asyncio.timeout(20), self.saver.to_the_end():
+            given = {"seen": ["input"]} if given is None else given
+            return await compiled.ainvoke(given, config(), durability="sync", **options)
+
+    async def enter(self, function: Any) -> Any:
+        """Run an entrypoint to its end as a run does it."""
+        async with self.saver.to_the_end():
+            return await entrypoint(checkpointer=self.saver)(function).ainvoke(1, config(), durability="sync")
+
+    async def put_input(self) -> Any:
+        """Save the checkpoint of an input."""
+        checkpoint: Any = empty_checkpoint() | {
+            "channel_values": {"seen": [1]},
+            "channel_versions": {"seen": "1"},
+        }
+        async with asyncio.timeout(20):
+            return await self.saver.aput(TOP, checkpoint, {"source": "input", "step": -1}, {"seen": "1"})
+
+    async def put_step(self) -> None:
+        """Save the checkpoint of a step."""
+        await self.saver.aput(TOP, empty_checkpoint(), {"source": "loop", "step": 0}, {})
+
+    async def steps(self) -> list[int]:
+        """Return the steps whose checkpoints another connection sees."""
+        return [step for (step,) in await (await self.look.execute(STEPS)).fetchall()]
+
+    async def transactions(self) -> list[list[str]]:
+        """Return what each transaction has written, in their order."""
+        return [kinds for (kinds,) in await (await self.look.execute(TRANSACTIONS)).fetchall()]
+
+    async def until_seen(self, query: str) -> list[Any]:
+        """Return what another connection sees as soon as it sees anything."""
+        async with asyncio.timeout(10):
+            while not (found := await (await self.look.execute(query)).fetchall()):
+                await self.look.execute("SELECT pg_sleep(0.005)")
+            return found
+
+    @asynccontextmanager
+    async def parked(self) -> AsyncIterator[None]:
+        """Let what is saved be parked in Postgres for as long as the block."""
+        async with await connect(self.dsn) as gate:
+            await gate.execute(GATE)
+            yield
+
+
+def step_of(*nodes: Any) -> Any:
+    """Return the builder of one step of these nodes."""
+    builder: Any = StateGraph(State)
+    for node in nodes:
+        builder.add_node(node.__name__, node)
+        builder.add_edge(START, node.__name__)
+    return builder
+
+
+@pytest.fixture
+async def place(dsn: str):
+    """The thread, admitted."""
+    await prepare(dsn)
+    async with open_pool(dsn) as pool, await connect(dsn) as look:
+        await admit(look, 5)
+        yield Place(dsn, pool, look)
+
+
+@pytest.fixture
+def never_late(monkeypatch: pytest.MonkeyPatch):
+    """What is kept is kept until something comes for it."""
+    monkeypatch.setattr(saves, "KEPT", timedelta(minutes=10))
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_run_of_one_node_is_two_transactions(place: Place):
+    """What it saves before its node, and what it saves after it."""
+    await place.run(graph(1))
+
+    assert await place.transactions() == [
+        ["blobs", "step -1", "step 0", "writes"],
+        ["blobs", "step 1", "writes"],
+    ]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_the_first_node_begins_when_all_that_comes_before_it_is_on_the_disk(place: Place):
+    """As `durability: sync` promises."""
+    seen: list[list[int]] = []
+
+    async def node(_state: State) -> State:
+        seen.append(await place.steps())
+        return {"seen": ["node"]}
+
+    await place.run(step_of(node))
+
+    assert seen == [[-1, 0]]
+
+
+async def test_an_input_that_no_step_follows_is_saved_all_the_same(place: Place):
+    """An entrypoint has no step of its own before it works, maybe for hours."""
+
+    async def work(given: int) -> int:
+        assert await place.until_seen(STEPS) == [(-1,)]
+        return given + 1
+
+    assert await place.enter(work) == 2
+    assert await place.steps() == [-1, 0]
+
+
+async def test_what_a_task_wrote_is_saved_while_its_siblings_are_at_work(place: Place):
+    """Another attempt does not do it again."""
+
+    async def quick(_state: State) -> State:
+        return {"seen": ["quick"]}
+
+    async def slow(_state: State) -> State:
+        await place.until_seen("SELECT FROM checkpoint_writes WHERE channel = 'seen'")
+        return {"seen": ["slow"]}
+
+    result = await place.run(step_of(quick, slow))
+
+    assert result == {"seen": ["input", "quick", "slow"]}
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_an_error_is_not_kept(place: Place):
+    """The end of its run waits for it."""
+
+    async def fail(_state: State) -> State:
+        raise RuntimeError("no stock")
+
+    with pytest.raises(RuntimeError, match="no stock"):
+        await place.run(step_of(fail))
+
+    assert ("__error__", True) in await place.until_seen(WRITES)
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_question_is_not_kept(place: Place):
+    """The end of its run waits for it."""
+
+    async def ask(_state: State) -> State:
+        return {"seen": [interrupt("go on?")]}
+
+    result = await place.run(step_of(ask))
+
+    assert result["__interrupt__"][0].value == "go on?"
+    assert ("__interrupt__", True) in await place.until_seen(WRITES)
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_what_is_kept_is_written_before_anything_is_read(place: Place):
+    """A saver finds what it has saved."""
+    saved = await place.put_input()
+    assert await place.steps() == []
+
+    found = await place.saver.aget_tuple(config())
+
+    assert found is not None
+    assert found.config["configurable"] == saved["configurable"]
+    assert await place.steps() == [-1]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_what_is_kept_does_not_come_after_it_was_deleted(place: Place):
+    """In the order in which it was asked for."""
+    await place.put_input()
+    await place.saver.adelete_thread(THREAD)
+
+    async with place.saver.to_the_end():
+        pass
+    assert await rows(place.look) == []
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_run_that_is_drained_before_its_first_step_leaves_its_input(place: Place):
+    """An operator sees what it was given."""
+    control = RunControl()
+    control.request_drain("a stop")
+    with pytest.raises(GraphDrained):
+        await place.run(graph(1), control=control)
+
+    assert await place.steps() == [-1]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_run_that_fails_with_its_input_still_kept_leaves_it(place: Place):
+    """And tells its own error, not what became of the save."""
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            await place.put_input()
+            raise RuntimeError("no route")
+
+    with pytest.raises(RuntimeError, match="no route"):
+        await work()
+
+    assert await place.steps() == [-1]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_run_whose_hold_is_over_hears_of_it_at_its_end(place: Place):
+    """Nothing waited for the input's save, and it was refused: such a run has not finished."""
+    await admit(place.look, 6)
+    with pytest.raises(Exception, match="held under token 6") as caught:
+        async with place.saver.to_the_end():
+            await place.put_input()
+
+    assert is_refused(caught.value)
+    assert await rows(place.look) == []
+
+
+async def test_after_a_save_that_failed_late_comes_no_other(place: Place):
+    """A step's checkpoint refers to what the input's brought, and would be one that nobody can read."""
+    failed = asyncio.Event()
+
+    async def work(given: int) -> int:
+        async with asyncio.timeout(10):
+            await failed.wait()
+        await admit(place.look, 5)
+        return given + 1
+
+    send_kept = place.saver._send_kept
+
+    async def noticed(kept: Any) -> None:
+        try:
+            await send_kept(kept)
+        except Exception:
+            failed.set()
+            raise
+
+    place.saver._send_kept = noticed  # type: ignore[method-assign]
+    await admit(place.look, 6)
+    with pytest.raises(Exception, match="held under token 6"):
+        await place.enter(work)
+
+    assert await rows(place.look) == []
+
+
+async def test_a_step_is_saved_after_an_input_that_was_sent_late(place: Place, onlooker: Onlooker):
+    """If the input's save fails in the end, nothing refers to it."""
+    async with place.parked():
+        await place.put_input()
+        await onlooker.until(lambda: onlooker.rows(PARKED))
+        step = asyncio.create_task(place.put_step())
+        assert place.saver._late is not None
+        await asyncio.wait({place.saver._late, step}, timeout=0.1)
+        assert len(onlooker.rows(PARKED)) == 1
+    await step
+
+    assert await place.steps() == [-1, 0]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(place: Place):
+    """Its lock goes to somebody else then."""
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            await place.put_input()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    async with asyncio.timeout(10):
+        while place.saver._kept is None:
+            await turn()
+    kept = place.saver._kept
+    task.cancel()
+    await asyncio.wait({task})
+
+    assert task.cancelled()
+    assert kept.overdue.cancelled()
+    assert await rows(place.look) == []
+
+
+async def test_a_run_that_is_cancelled_waits_for_what_was_sent_late(place: Place, onlooker: Onlooker):
+    """It is written when the run has ended, or it is not written at all."""
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            await place.put_input()
+            await asyncio.Event().wait()
+
+    async with place.parked():
+        task = asyncio.create_task(work())
+        await onlooker.until(lambda: onlooker.rows(PARKED))
+        task.cancel()
+        await asyncio.wait({task})
+
+        assert task.cancelled()
+        assert place.saver._late is not None
+        assert place.saver._late.done()
+        await onlooker.until(lambda: not onlooker.rows(PARKED))
+    assert await rows(place.look) == []
