@@ -32,10 +32,10 @@ def place_of(
 
 
 @asynccontextmanager
-async def sessions(dsn: str, *, shared: bool = False) -> AsyncIterator[Open]:
+async def sessions(dsn: str, *, kind: str = "dedicated") -> AsyncIterator[Open]:
     """Migrate the database and open sessions on it by the replica's name; all are closed at the end.
 
-    With `shared`, each is one that many holds may share.
+    One that is `shared` is for many holds; one whose ledger is `apart` writes to it over one that is shared.
     """
     await migrate_at(place_of(dsn), deadline=time.monotonic() + MIGRATION_SECONDS)
     async with AsyncExitStack() as stack:
@@ -44,11 +44,16 @@ async def sessions(dsn: str, *, shared: bool = False) -> AsyncIterator[Open]:
             replica: str, *, space: int = SPACE, options: str = "", windows: TrustWindows | None = None
         ) -> LockSession:
             address = f"{dsn}?options={options}" if options else dsn
-            session = await open_session(place_of(address, replica, space=space, windows=windows))
-            if not shared:
+            place = place_of(address, replica, space=space, windows=windows)
+            session = await open_session(place)
+            if kind == "dedicated":
                 return await stack.enter_async_context(closing(session))
             together = SharedSession(session, lambda: 0)
             stack.push_async_callback(together.end)
-            return together
+            if kind == "shared":
+                return together
+            own = await stack.enter_async_context(closing(await open_session(place)))
+            own.ledger = together
+            return own
 
         yield open_as

@@ -16,8 +16,9 @@ from tickd.settings import Settings
 
 
 OLDEST_SERVER = 140000
-# What a replica opens besides its pool, its runs and its attempts: the ledger's two, and the one that listens.
-FIXED_CONNECTIONS = 3
+# What a replica opens besides its pool, its runs and its attempts: the ledger's two, the one that listens, and the one
+# that holds share.
+FIXED_CONNECTIONS = 4
 
 SERVER = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'),

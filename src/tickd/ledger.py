@@ -14,12 +14,13 @@ would make others skip the graph's next tick.
 """
 
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple, Self
 
+import psycopg
 from psycopg import AsyncConnection
 
 from tickd.batch import Question
@@ -113,6 +114,34 @@ HOLD_AND_ADMIT = Question(
     apart="thread_id",
 )
 WARM = "EXPLAIN " + HOLD_AND_ADMIT.one
+# The same over another session than the lock's, when that has the lock. `pg_locks` is read live, so it was held after the
+# statement's snapshot. If the lock goes to somebody else after that, one of the two admissions is the first to move the
+# token, and the other gets none.
+_LOCKS: LiteralString = """
+WITH locks AS MATERIALIZED (
+    SELECT pid, classid::bigint::bit(32)::int AS space, objid::bigint::bit(32)::int AS key
+    FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)"""
+_IS_HELD: LiteralString = (
+    "EXISTS (SELECT FROM locks WHERE locks.pid = due.pid AND locks.space = due.space AND locks.key = due.key)"
+)
+_ADMIT_HELD: LiteralString = _ADMIT.replace(
+    "pg_try_advisory_lock(%(space)s::int, due.key)", _IS_HELD
+).replace("\nWITH", f"{_LOCKS},")
+ADMIT_HELD = Question(
+    one=_ADMIT_HELD.replace("DUE", f"{_ONE_DUE}, %(pid)s::int AS pid").replace(
+        "SELECT tried.number, ", "SELECT "
+    ),
+    many=_ADMIT_HELD.replace(
+        "DUE",
+        _MANY_DUE.replace("bool[])", "bool[], %(pid)s::int[])").replace(
+            "interrupt, number", "interrupt, pid, number"
+        ),
+    ),
+    apart="thread_id",
+)
 NO_RUN = uuid.UUID(int=0)
 # What was handed off in claim mode is claimed again, under a lease.
 HOLD_AND_RESUME = """
@@ -149,7 +178,8 @@ RECORD = Question(
 UPDATE tickd.ticks
 SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attempt = %(attempt)s,
     lease_until = NULL, finished_at = clock_timestamp()
-WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
+WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s
+  AND (outcome IS NULL OR outcome = %(outcome)s)
 RETURNING token, graph
 """,
     many="""
@@ -164,9 +194,26 @@ FROM (
     OFFSET 0
 ) AS ended
 WHERE t.space = ended.space AND t.graph = ended.graph AND t.fire_time = ended.fire_time AND t.token = ended.token
-  AND t.outcome IS NULL
+  AND (t.outcome IS NULL OR t.outcome = ended.outcome)
 RETURNING number, t.token, t.graph
 """,
+    apart="graph",
+    hurried=False,
+)
+# The same over another session than the lock's, when that has the lock.
+_STILL_HELD: LiteralString = f"AND {_IS_HELD}\nRETURNING"
+RECORD_HELD = Question(
+    one=_LOCKS
+    + RECORD.one.replace(
+        "RETURNING",
+        _STILL_HELD.replace("due.pid", "%(pid)s")
+        .replace("due.space", "%(space)s")
+        .replace("due.key", "%(key)s"),
+    ),
+    many=_LOCKS
+    + RECORD.many.replace("RETURNING", _STILL_HELD.replace("due.", "ended."))
+    .replace("%(attempt)s::int[])", "%(attempt)s::int[], %(key)s::int[], %(pid)s::int[])")
+    .replace("error, attempt, number)", "error, attempt, key, pid, number)"),
     apart="graph",
     hurried=False,
 )
@@ -317,6 +364,30 @@ class Abandoned:
     since: datetime
 
 
+class _Answer(NamedTuple):
+    """What the admission's statement says of one tick."""
+
+    held: bool | None
+    token: int | None = None
+    attempt: int = 0
+    known: bool = False
+    ended: bool = False
+    replica: str | None = None
+    barred: str | None = None
+    barring: tuple[Any, ...] = (None, None, None)
+    running: tuple[Any, ...] = (None, None, None)
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        """Make one of a row: the last six columns are which tick bars the graph, and which runs."""
+        return cls(*row[:7], tuple(row[7:10]), tuple(row[10:]))
+
+    @property
+    def looked_too_early(self) -> bool:
+        """Say whether somebody held the graph, or paused it, after the statement's snapshot and before its try."""
+        return bool(self.held) and self.token is None and not self.known
+
+
 async def hold_and_admit(
     session: LockSession,
     tick: Tick,
@@ -333,25 +404,46 @@ async def hold_and_admit(
     Unfinished) where the ledger knows already for which tick. `heed_interrupt`: an earlier tick that waits on an interrupt
     keeps others from its thread.
     """
-    values = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt}
+    values = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt} | _tick_values(tick)
+    answer = await _hold_and_admit(session, tick.graph, values)
+    if answer.token is not None:
+        return True, Admission(answer.token, answer.attempt, thread_id)
+    if answer.held is False:
+        return False, _unfinished(*answer.running) if tell_running and answer.running[0] is not None else None
+    if answer.ended or answer.barred is None:
+        return answer.held, Refusal(SkipReason.ALREADY_RAN, answer.replica)
+    if answer.barred == Outcome.HANDED_OFF:
+        return None, _unfinished(*answer.barring)
+    return None, Refusal(SkipReason(answer.barred))
+
+
+async def _hold_and_admit(session: LockSession, graph: str, values: dict[str, Any]) -> _Answer:
+    """Return the answer, once it is not of a moment before the lock was taken."""
+    if session.ledger is not session:
+        with suppress(psycopg.Error, TimeoutError):
+            return await _hold_then_admit(session, graph, values)
+        # That session is gone, which says nothing of this one.
+        session.ledger = session
+        await session.unlock(graph)
     while True:
-        held, token, attempt, known, ended, replica, barred, *others = await admit(
-            session, session.ask(HOLD_AND_ADMIT, _tick_values(tick) | values)
-        )
-        if token is not None:
-            return True, Admission(token, attempt, thread_id)
-        if known or not held:
+        answer = _Answer.of(await admit(session, session.ask(HOLD_AND_ADMIT, values)))
+        if not answer.looked_too_early:
+            return answer
+        await session.unlock(graph)
+
+
+async def _hold_then_admit(session: LockSession, graph: str, values: dict[str, Any]) -> _Answer:
+    """Take the lock on its session, and admit over the other one, together with what others ask of that."""
+    if not await session.try_lock(graph):
+        return _Answer(held=False)
+    values |= {"pid": session.connection.info.backend_pid}
+    while True:
+        answer = _Answer.of(await admit(session.ledger, session.ledger.ask(ADMIT_HELD, values)))
+        if not answer.looked_too_early:
             break
-        # Somebody held the graph, or paused it, after the statement's snapshot and before its try: look again.
-        await session.unlock(tick.graph)
-    waiting, running = others[:3], others[3:]
-    if held is False:
-        return False, _unfinished(*running) if tell_running and running[0] is not None else None
-    if ended or barred is None:
-        return held, Refusal(SkipReason.ALREADY_RAN, replica)
-    if barred == Outcome.HANDED_OFF:
-        return None, _unfinished(*waiting)
-    return None, Refusal(SkipReason(barred))
+    if not answer.held:
+        await session.unlock(graph)
+    return answer
 
 
 async def warm(session: LockSession, tick: Tick) -> None:
@@ -392,8 +484,16 @@ def _tick_values(tick: Tick) -> dict[str, Any]:
 
 async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish) -> bool:
     """Write how the tick ended, under the hold; False when the row is no longer this token's to finish."""
-    question = HAND_OFF if finish.outcome is Outcome.HANDED_OFF else RECORD
-    return await session.ask(question, _finish_values(tick, token, finish)) is not None
+    values = _finish_values(tick, token, finish)
+    if finish.outcome is Outcome.HANDED_OFF:
+        return await session.ask(HAND_OFF, values) is not None
+    if session.ledger is not session:
+        held_by = {"key": lock_key(tick.graph), "pid": session.connection.info.backend_pid}
+        with suppress(psycopg.Error, TimeoutError):
+            if await session.ledger.ask(RECORD_HELD, values | held_by) is not None:
+                return True
+        # Either the hold is gone or that session is: this one tells.
+    return await session.ask(RECORD, values) is not None
 
 
 async def record_without_hold(

@@ -42,6 +42,8 @@ T = TypeVar("T")
 Probe = tuple[LiteralString, Sequence[Any]]
 
 APPLICATION = "tickd/"
+# How long a session's server is waited for at its end.
+EXIT = timedelta(seconds=1)
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s::int, %s::int)"
 UNLOCK = Question(
     one="SELECT pg_advisory_unlock(%(space)s::int, %(key)s::int)",
@@ -141,6 +143,9 @@ class LockSession:
     def __init__(self, connection: AsyncConnection[Any], place: LockPlace) -> None:
         self.connection = connection
         self.place = place
+        # The session over which the ledger is written to for this one's holds.
+        self.ledger: LockSession = self
+        self.warm = False
         self._confirmed = time.monotonic()
         self._last_words: str | None = None
         connection.add_notice_handler(self._heed)
@@ -242,6 +247,11 @@ class LockSession:
         look.register(self._link, select.POLLIN)
         return bool(look.poll(0))
 
+    async def try_lock(self, graph: str) -> bool:
+        """Take the graph's lock if it is free, and say whether that was done."""
+        row = await self.fetch(TRY_LOCK, (self.place.space, lock_key(graph)))
+        return bool(row[0])
+
     async def unlock(self, graph: str) -> bool | None:
         """Free the graph's lock: True, or False when Postgres says it was not held, or None when the session is gone."""
         try:
@@ -261,10 +271,33 @@ class LockSession:
         self._link.close()
 
     async def close(self) -> None:
-        """Close the connection, which frees whatever it still holds."""
+        """Close the connection, which frees whatever it still holds, and wait for the server's end of it.
+
+        A backend is at its exit for longer than its client is at its farewell. Where one session follows another, they
+        would be more at a time than anybody has counted.
+        """
+        if self._link.fileno() < 0:  # closed before
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def read() -> None:
+            with suppress(BlockingIOError):
+                try:
+                    last_words = self._link.recv(4096, socket.MSG_DONTWAIT)
+                except ConnectionError:
+                    last_words = b""
+                if not last_words:
+                    ended.set()
+
         try:
             await self.connection.close()
+            loop.add_reader(self._link, read)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT.total_seconds()):
+                    await ended.wait()
         finally:
+            loop.remove_reader(self._link)
             self._link.close()
 
     async def _fetch(self, query: Any, parameters: Any) -> Any:
@@ -379,7 +412,7 @@ async def sole_writer(
     doubtful = True
     session.enter(graph)
     try:
-        held, granted = await (attempt(session) if attempt is not None else _try_lock(session, graph))
+        held, granted = await attempt(session) if attempt else (await session.try_lock(graph), None)
         doubtful = False
         # Asked only where the attempt has not learnt of anybody: the answer costs more than the attempt.
         holder = await session.holder(graph) if held is False and granted is None else None
@@ -405,11 +438,6 @@ async def closing(session: LockSession) -> AsyncIterator[LockSession]:
         yield session
     finally:
         await session.close()
-
-
-async def _try_lock(session: LockSession, graph: str) -> tuple[bool, None]:
-    row = await session.fetch(TRY_LOCK, (session.place.space, lock_key(graph)))
-    return bool(row[0]), None
 
 
 async def probe(place: LockPlace) -> Identity:

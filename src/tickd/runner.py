@@ -8,7 +8,7 @@ that is taken over.
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -202,8 +202,7 @@ class Runner:
     ) -> End:
         """Wait until the tick is due, and attempt; the session goes to another tick when this one needs none."""
         try:
-            if not session.shared and due - self._clock.now() > WARM_AHEAD:
-                await ledger.warm(session, tick)
+            await self._make_ready(session, tick, due)
             early_end = await self._end_before_attempt(entry, tick, due)
         except BaseException:
             await session.close()
@@ -214,6 +213,17 @@ class Runner:
             return early_end
         attempt = partial(self._attempts.at_due, entry=entry, tick=tick, due=due)
         return await self._run_if_held(entry, tick, session, attempt, room)
+
+    async def _make_ready(self, session: LockSession, tick: Tick, due: datetime) -> None:
+        """Let a new backend learn the admission if there is time before the tick; else leave that to one that knows it."""
+        if session.shared or session.warm:
+            return
+        if due - self._clock.now() > WARM_AHEAD:
+            await ledger.warm(session, tick)
+            session.warm = True
+        else:
+            with suppress(*Unreachable):
+                session.ledger = await self._shared.session()
 
     async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
         async with self.room(self._clock.now() + entry.grace) as room:

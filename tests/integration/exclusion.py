@@ -83,7 +83,28 @@ async def sharing(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
         await holds.end()
 
 
-MODES: dict[str, Mode] = {"bare": bare, "skip": skip, "claim": claiming, "shared": sharing}
+@asynccontextmanager
+async def apart(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
+    """Contend as skip mode does in a herd: the lock on a session of its own, the row over the one that holds share."""
+    holds = SharedHolds(place, lambda: 0)
+    tick = fresh_tick(graph)
+    try:
+        session = await open_session(place)
+        session.ledger = await holds.session()
+        attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
+        async with sole_writer(graph, place, attempt=attempt, session=session) as hold:
+            yield hold
+    finally:
+        await holds.end()
+
+
+MODES: dict[str, Mode] = {
+    "bare": bare,
+    "skip": skip,
+    "claim": claiming,
+    "shared": sharing,
+    "apart": apart,
+}
 
 
 @dataclass(slots=True)

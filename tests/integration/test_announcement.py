@@ -22,7 +22,7 @@ def tick(second: int = 0) -> Tick:
 @pytest.fixture(params=["dedicated", "shared"])
 async def open_as(dsn: str, request: pytest.FixtureRequest):
     """Opens a lock session for a replica's name, for one hold and for many."""
-    async with sessions(dsn, shared=request.param == "shared") as open_as:
+    async with sessions(dsn, kind=request.param) as open_as:
         yield open_as
 
 

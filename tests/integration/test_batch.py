@@ -45,7 +45,7 @@ LATER = replace(TOGETHER, one="SELECT 2, 2", hurried=False)
 @pytest.fixture
 async def open_as(dsn: str) -> AsyncIterator[Open]:
     """Opens a session that holds may share, for a replica's name."""
-    async with sessions(dsn, shared=True) as open_as:
+    async with sessions(dsn, kind="shared") as open_as:
         yield open_as
 
 

@@ -38,11 +38,15 @@ def tick(second: int = 0, graph: str = GRAPH) -> Tick:
     return Tick(graph, TEN + timedelta(seconds=second))
 
 
-@pytest.fixture(params=["dedicated", "shared"])
+@pytest.fixture(params=["dedicated", "shared", "apart"])
 async def open_as(dsn: str, request: pytest.FixtureRequest):
-    """Opens a lock session for a replica's name, for one hold and for many."""
-    async with sessions(dsn, shared=request.param == "shared") as open_as:
+    """Opens a lock session for a replica's name: for one hold, for many, and for one whose ledger is apart."""
+    async with sessions(dsn, kind=request.param) as open_as:
         yield open_as
+
+
+# The statement looks, and then it tries. Where the ledger is apart the try comes first.
+LOOKS_FIRST = pytest.mark.parametrize("open_as", ["dedicated", "shared"], indirect=True)
 
 
 async def admit(session: LockSession, one: Tick, *, thread: str | None = None, **options: Any) -> Any:
@@ -117,6 +121,7 @@ async def test_a_tick_whose_holder_is_gone_is_not_run_again(open_as: Open):
     assert await admit(b, tick()) == (True, Refusal(SkipReason.ALREADY_RAN, "a"))
 
 
+@LOOKS_FIRST
 async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
     open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ):
@@ -135,6 +140,7 @@ async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
     assert onlooker.rows("SELECT replica, outcome FROM tickd.ticks") == [("a", "ran")]
 
 
+@LOOKS_FIRST
 async def test_a_tick_that_looked_before_a_hand_off_comes_after_it(
     open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ):
@@ -158,6 +164,7 @@ async def test_a_tick_that_looked_before_a_hand_off_comes_after_it(
     assert onlooker.rows("SELECT fire_time, outcome FROM tickd.ticks") == [(tick().fire_time, "handed_off")]
 
 
+@LOOKS_FIRST
 async def test_a_tick_that_looked_before_a_pause_is_not_admitted_after_it(
     open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ):
@@ -286,6 +293,7 @@ async def test_the_cheap_look_tells_what_runs_from_what_has_ended(open_as: Open,
         assert await ledger.admitted(pooled, 7301, []) == {}
 
 
+@LOOKS_FIRST
 async def test_a_loser_can_be_told_in_the_same_statement_which_tick_runs(open_as: Open):
     """In a herd most attempts lose, and a second question each would cost as much as the attempt."""
     a, b = await open_as("a"), await open_as("b")

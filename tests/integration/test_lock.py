@@ -467,6 +467,28 @@ async def test_a_link_that_is_reset_while_it_is_given_up_is_a_time_out_too(
                 await hold.session.fetch("SELECT 1")
 
 
+async def test_a_session_that_is_closed_has_no_backend_any_more(place: LockPlace, onlooker: Onlooker):
+    """Of sessions that follow each other there are never more than anybody counts."""
+    for _ in range(20):
+        session = await open_session(place)
+        pid = session.connection.info.backend_pid
+        await session.close()
+        assert onlooker.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0
+
+
+async def test_a_server_that_does_not_end_its_session_is_not_waited_for(
+    dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    """Its host may have vanished."""
+    monkeypatch.setattr("tickd.lock.EXIT", SHORT)
+    session = await open_session(place_of(through(proxy, dsn)))
+    proxy.freeze()
+
+    async with asyncio.timeout(10):
+        await session.close()
+        await session.close()
+
+
 async def test_a_server_that_does_not_answer_costs_one_time_out(dsn: str, proxy: Proxy):
     """A tick has a grace, and a hung connect would eat it."""
     proxy.freeze()

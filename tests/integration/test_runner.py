@@ -105,6 +105,22 @@ async def test_a_tick_that_ran_is_told_twice_and_recorded_once(play: Play, book:
     assert onlooker.locks() == []
 
 
+@pytest.mark.parametrize(("ahead", "sessions"), [(SECOND, 1), (-SECOND, 2)], ids=["ahead", "late"])
+async def test_who_has_no_time_for_a_new_session_to_learn_the_admission_leaves_it_to_another(
+    play: Play, onlooker: Onlooker, gate: Gate, ahead: timedelta, sessions: int
+):
+    """Of two hundred due at once most come late, and each new backend would take milliseconds for it."""
+    replica = await play(graph_of(one=gate.sync_node))
+    running = asyncio.create_task(run(replica, replica.due(GRAPH, ahead=ahead)))
+    await gate.arrive()
+
+    assert len([row for row in onlooker.sessions("tickd/a") if "checkpoint" not in row[3]]) == sessions
+    assert len(onlooker.locks()) == 1
+    gate.open.set()
+    await running
+    assert onlooker.locks() == []
+
+
 async def test_a_node_finds_its_tick_in_its_config(play: Play, gate: Gate):
     """Traces are searched by it, and a node that writes to the world outside may use the token."""
     replica = await play(
@@ -321,6 +337,7 @@ async def test_a_session_that_dies_before_the_end_is_recorded_is_a_lost_hold(
 
     async def too_late(*arguments: Any, **options: Any) -> bool:
         onlooker.terminate(onlooker.locks()[0][0])
+        await onlooker.until(lambda: not onlooker.locks())
         return await record(*arguments, **options)
 
     monkeypatch.setattr(ledger, "record", too_late)
