@@ -380,7 +380,8 @@ class _Answer(NamedTuple):
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
         """Make one of a row: the last six columns are which tick bars the graph, and which runs."""
-        return cls(*row[:7], tuple(row[7:10]), tuple(row[10:]))
+        held, token, attempt, known, ended, replica, barred, *others = row
+        return cls(held, token, attempt, known, ended, replica, barred, tuple(others[:3]), tuple(others[3:]))
 
     @property
     def looked_too_early(self) -> bool:
