@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -13,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import peers_python
+from benchmarks import program
 from benchmarks.pieces import report
 from benchmarks.plan import Plan, Start, read_starts
+from benchmarks.program import Failed, last_line
 from benchmarks.quantiles import spread
 from benchmarks.server import ConnectionSampler, Database, Server, put_ahead, resident_bytes, tree_cpu_seconds
 from benchmarks.workloads import Workload
 
 
-ROOT = Path(__file__).parent.parent
-START_SECONDS = 90
-SET_UP_SECONDS = 300
+TICKD = "benchmarks.contenders.tickd_replica"
+START_SECONDS = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +38,16 @@ class Contender:
 CONTENDERS = {
     one.name: one
     for one in (
-        Contender("tickd", "benchmarks.contenders.tickd_replica"),
-        Contender("tickd_shared", "benchmarks.contenders.tickd_replica", env={"BENCHMARK_HOLD": "shared"}),
+        Contender("tickd", TICKD),
+        Contender("tickd_shared", TICKD, env={"BENCHMARK_HOLD": "shared"}),
         Contender("bare_loop", "benchmarks.contenders.bare_loop"),
         Contender("one_session", "benchmarks.contenders.one_session"),
         Contender("apscheduler4", "benchmarks.contenders.apscheduler4", peer=True),
         Contender("procrastinate", "benchmarks.contenders.procrastinate", peer=True),
         Contender("dbos", "benchmarks.contenders.dbos_replica", peer=True),
-        Contender(
-            "pieces", "benchmarks.contenders.tickd_replica", env={"BENCHMARK_TICKD": "benchmarks.pieces"}
-        ),
+        Contender("pieces", TICKD, env={"BENCHMARK_TICKD": "benchmarks.pieces"}),
     )
 }
-
-
-class Failed(Exception):
-    """A contender that did not get to the end of a workload."""
 
 
 class Contest:
@@ -66,7 +59,7 @@ class Contest:
         self._server = server
         self._contender = contender
         self._workload = workload
-        self._python = str(peers_python()) if contender.peer else sys.executable
+        self._python = program.python(peer=contender.peer)
         self._keep = keep
         self._ahead = ahead
         self._home = Path(tempfile.mkdtemp(prefix=f"bench-{workload.letter}-{contender.name}-"))
@@ -86,18 +79,9 @@ class Contest:
 
     def _measured(self, database: Database) -> dict[str, Any]:
         workload = self._workload
-        plan = Plan(
-            dsn=database.dsn,
-            home=str(self._home),
-            graphs=workload.graphs,
-            every=workload.every,
-            spread=workload.spread,
-            seconds=workload.seconds,
-            width=workload.width,
-            durability=workload.durability,
-        )
+        plan = workload.plan(database.dsn, str(self._home), time.time())
         plan.write()
-        self._module("set_up")
+        self._set_up()
         began = time.time()
         for number in range(workload.replicas):
             self._start(f"r{number + 1}")
@@ -137,34 +121,25 @@ class Contest:
         }
 
     def _environment(self, replica: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TICKD_", "PG"))}
         return {
-            **kept,
-            # tickd of this very tree, not of the one that is installed: a clone measures its own code.
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+            **program.environment(),
             "BENCHMARK_HOME": str(self._home),
             "BENCHMARK_REPLICA": replica,
             **self._contender.env,
         }
 
-    def _module(self, argument: str) -> None:
-        """Run the contender's module to its end: what it needs before any replica starts."""
-        command = [self._python, "-m", self._contender.module, argument]
+    def _set_up(self) -> None:
+        """Run the contender's module to its end, for what it needs before any replica starts."""
         try:
-            subprocess.run(
-                command,
-                env=self._environment(argument),
+            program.run(
+                self._contender.module,
+                "set_up",
+                peer=self._contender.peer,
+                extra=self._environment("set_up"),
                 cwd=self._home,
-                check=True,
-                capture_output=True,
-                timeout=SET_UP_SECONDS,
             )
-        except subprocess.TimeoutExpired as error:
-            raise Failed(f"{self._contender.name} was not set up within {SET_UP_SECONDS} s") from error
-        except subprocess.CalledProcessError as error:
-            raise Failed(
-                f"{self._contender.name} was not set up:\n{error.stderr.decode()[-2000:]}"
-            ) from error
+        except Failed as error:
+            raise Failed(f"not set up: {error}") from error
 
     def _start(self, replica: str) -> None:
         with (self._home / f"log-{replica}").open("wb") as log:
@@ -183,10 +158,13 @@ class Contest:
     def _await_ready(self) -> None:
         deadline = time.time() + START_SECONDS
         while self._ready() < self._workload.replicas:
-            ended = [process for process in self._processes if process.poll() is not None]
-            if ended or time.time() > deadline:
+            for number, process in enumerate(self._processes, 1):
+                if process.poll() is not None:
+                    log = (self._home / f"log-r{number}").read_text()
+                    raise Failed(f"a replica ended at its start: {last_line(log)}\n{log[-2000:]}")
+            if time.time() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in self._home.glob("log-*"))
-                raise Failed(f"{self._contender.name} did not start within {START_SECONDS} s:\n{logs}")
+                raise Failed(f"not every replica fired within {START_SECONDS} s of its start\n{logs}")
             time.sleep(0.05)
 
     def _ready(self) -> int:
@@ -264,12 +242,12 @@ def run_contest(
 ) -> dict[str, Any]:
     """Run one contender on one workload and return the figures, ready for JSON.
 
-    A peer that does not get through a workload has said something, too: its row is the reason.
+    A floor or a peer that does not get through a workload has said something, too: its row is the reason.
     """
     contender = CONTENDERS[name]
     try:
         return Contest(server, contender, workload, keep=keep, ahead=ahead).run(database)
     except Failed as error:
-        if not contender.peer:
+        if contender.module == TICKD:
             raise
         return {"workload": workload.letter, "contender": name, "failed": str(error)}

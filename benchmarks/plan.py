@@ -16,11 +16,15 @@ from math import floor
 from pathlib import Path
 
 
+DAY = 86_400
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Which schedules fire when, on which database, and what their task does.
 
-    Schedule number i fires at every whole second that is `i % every` (with `spread`) or 0 past a multiple of `every`.
+    Schedule number i fires at every whole second that is `i % every` (with `spread`) or 0 past a multiple of `every`;
+    the last `resting` of them fire once a day, in the second `rest_at` of it (UTC).
     """
 
     dsn: str
@@ -28,6 +32,8 @@ class Plan:
     graphs: int
     every: int
     spread: bool = False
+    resting: int = 0
+    rest_at: int = 0
     seconds: float = 0.0
     pool_size: int = 6
     width: int = 50
@@ -35,19 +41,28 @@ class Plan:
 
     def names(self) -> list[str]:
         """Return the schedules' names, in the order of the schedule."""
-        return [f"graph_{number:05}" for number in range(self.graphs)]
+        return [name_of(number) for number in range(self.graphs)]
+
+    def period(self, number: int) -> int:
+        """Return the distance between a schedule's fire times, in seconds."""
+        return self.every if number < self.graphs - self.resting else DAY
 
     def phase(self, number: int) -> int:
-        """Return by how many seconds a schedule is off the multiples of `every`."""
+        """Return by how many seconds a schedule is off the multiples of its period."""
+        if number >= self.graphs - self.resting:
+            return self.rest_at
         return number % self.every if self.spread else 0
 
     def due(self, instant: int) -> list[str]:
-        """Return the names of what is due at a whole second."""
-        return [
-            name
-            for number, name in enumerate(self.names())
-            if (instant - self.phase(number)) % self.every == 0
-        ]
+        """Return the names of what is due at a whole second, without a look at what is not."""
+        awake = self.graphs - self.resting
+        if self.spread:
+            due = [*range(instant % self.every, awake, self.every)]
+        else:
+            due = [*range(awake)] if instant % self.every == 0 else []
+        if instant % DAY == self.rest_at:
+            due += range(awake, self.graphs)
+        return [name_of(number) for number in due]
 
     def fires(self, first: int, last: int) -> Iterator[tuple[str, int]]:
         """Return every fire time from the first to the last second, both included."""
@@ -56,6 +71,11 @@ class Plan:
     def write(self) -> None:
         """Leave the plan where replicas read it."""
         (Path(self.home) / "plan.json").write_text(json.dumps(asdict(self)))
+
+
+def name_of(number: int) -> str:
+    """Return a schedule's name."""
+    return f"graph_{number:05}"
 
 
 def read_plan() -> Plan:

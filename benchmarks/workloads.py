@@ -3,13 +3,16 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
+from benchmarks.plan import DAY, Plan
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Schedules, the distance of their fire times in seconds, and how many whole seconds are measured after the warm-up.
 
-    `seconds` is how long a task works, `width` how many a replica may have at work at once, `connections` the server's
-    `max_connections`, `patience` how many seconds after the window a start still counts, and `durability` how LangGraph saves.
+    `resting` is the share of the schedules that are due once a day, and not while anything is measured. `seconds` is how
+    long a task works, `width` how many a replica may have at work at once, `connections` the server's `max_connections`,
+    `patience` how many seconds after the window a start still counts, and `durability` how LangGraph saves.
     """
 
     letter: str
@@ -19,6 +22,7 @@ class Workload:
     window: int
     warm_up: int
     spread: bool = False
+    resting: float = 0.0
     seconds: float = 0.0
     patience: int = 20
     replicas: int = 3
@@ -31,6 +35,21 @@ class Workload:
         """Return the first second that counts, after the warm-up: a fire time, if the window has whole periods."""
         step = 1 if self.spread or self.window < self.every else self.every
         return ceil((now + self.warm_up + 1) / step) * step
+
+    def plan(self, dsn: str, home: str, now: float) -> Plan:
+        """Return what replicas are told; what rests is due half a day from now, as far off as can be."""
+        return Plan(
+            dsn=dsn,
+            home=home,
+            graphs=self.graphs,
+            every=self.every,
+            spread=self.spread,
+            resting=round(self.graphs * self.resting),
+            rest_at=(round(now) + DAY // 2) % DAY,
+            seconds=self.seconds,
+            width=self.width,
+            durability=self.durability,
+        )
 
 
 WORKLOADS = {
@@ -50,11 +69,14 @@ WORKLOADS = {
         ),
         Workload(
             "D",
-            "10,000 graphs, 303 due each second",
+            "10,000 graphs, 300 due each second",
             graphs=10_000,
-            every=33,
+            # What a cron line can say: 9,000 of them twice a minute, 300 in each second of the half.
+            every=30,
+            resting=0.1,
             window=60,
-            warm_up=5,
+            # All of them once, so that whatever a start costs is over.
+            warm_up=35,
             spread=True,
             patience=60,
         ),
@@ -71,13 +93,13 @@ WORKLOADS = {
             width=500,
             connections=1200,
         ),
-        Workload("F", "10,000 graphs, none due", graphs=10_000, every=86_400, window=60, warm_up=20),
+        Workload("F", "10,000 graphs, none due", graphs=10_000, every=1, resting=1.0, window=60, warm_up=20),
     )
 }
 WORKLOADS["J"] = replace(
     WORKLOADS["D"],
     letter="J",
-    title="10,000 graphs, 303 due each second, each saved once",
+    title="10,000 graphs, 300 due each second, each saved once",
     durability="exit",
 )
 

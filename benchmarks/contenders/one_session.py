@@ -1,6 +1,7 @@
 """The second floor: the same loop, with all locks of a replica on one session that stays open."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -10,19 +11,22 @@ from benchmarks.contenders.floor import TRY, UNLOCK, fire, lock_key, run_graph, 
 from benchmarks.plan import Plan, read_plan, replica_name
 
 
+async def tick(
+    session: psycopg.AsyncConnection[Any], plan: Plan, pool: AsyncConnectionPool[Any], name: str, instant: int
+) -> None:
+    """Run one fire time if its lock is free."""
+    row = await (await session.execute(TRY, lock_key(name))).fetchone()
+    if row is not None and row[0]:
+        try:
+            await run_graph(plan, pool, name, instant)
+        finally:
+            await session.execute(UNLOCK, lock_key(name))
+
+
 async def main() -> None:
     """Open the one session, and fire."""
     async with await psycopg.AsyncConnection.connect(read_plan().dsn, autocommit=True) as session:
-
-        async def tick(plan: Plan, pool: AsyncConnectionPool[Any], name: str, instant: int) -> None:
-            row = await (await session.execute(TRY, lock_key(name))).fetchone()
-            if row is not None and row[0]:
-                try:
-                    await run_graph(plan, pool, name, instant)
-                finally:
-                    await session.execute(UNLOCK, lock_key(name))
-
-        await fire(tick)
+        await fire(partial(tick, session))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def schedule_of(plan: Plan) -> str:
     graphs = {
         name: {
             "graph": "benchmarks.graphs:graph",
-            "every": f"{plan.every}s",
+            "every": f"{plan.period(number)}s",
             "anchor": datetime.fromtimestamp(plan.phase(number), UTC).isoformat(),
             "durability": plan.durability,
             "hold": os.environ.get("BENCHMARK_HOLD", "dedicated"),
