@@ -12,33 +12,21 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from benchmarks.day import BEGIN, END, entries, kinds
 from tickd.schedule import Schedule, parse
-
-
-EXPRESSIONS = (
-    "*/5 * * * *",
-    "0 9 * * mon-fri",
-    "30 2 1 * *",
-    "0 */2 * * *",
-    "15 10,12 * * 1,5",
-)
-ZONES = ("Europe/Oslo", "America/New_York", "Asia/Kolkata", "UTC")
-# A day with a change of the clocks in it, in one of the zones.
-DAY = datetime(2026, 3, 28, 12, tzinfo=UTC)
 
 
 def text_of(graphs: int) -> str:
     """Return a schedule in which every graph has seven keys, templates and nested ones among them."""
     lines = ["timezone: Europe/Oslo", "defaults:", "  timeout: 10m", "  keep: 7d", "graphs:"]
-    for number in range(graphs):
+    for number, entry in enumerate(entries(graphs)):
         lines += [
             f"  graph_{number:05}:",
             f"    graph: ./graphs/restock_{number % 50}.py:graph",
-            f'    cron: "{EXPRESSIONS[number % len(EXPRESSIONS)]}"',
-            f"    timezone: {ZONES[number % len(ZONES)]}",
+            f'    cron: "{entry.cron}"',
+            f"    timezone: {entry.zone}",
             "    input: {feed_down: false, at: '{fire_time}', limit: 20}",
             "    config: {tags: [stock, nightly], recursion_limit: 50}",
             "    jitter: 5s",
@@ -77,10 +65,16 @@ def kept_by(text: str) -> dict[str, float]:
 
 def a_day(schedule: Schedule) -> int:
     """Go through every fire time of every graph in a day; return how many there are."""
-    return sum(
-        sum(1 for _ in entry.series.between(DAY, DAY + timedelta(days=1)))
+    return sum(sum(1 for _ in entry.series.between(BEGIN, END)) for entry in schedule.entries.values())
+
+
+def instants() -> list[list[float]]:
+    """Return the fire times of the day for every kind of entry, in seconds since 1970."""
+    schedule = read(text_of(kinds()))
+    return [
+        [instant.timestamp() for instant in entry.series.between(BEGIN, END)]
         for entry in schedule.entries.values()
-    )
+    ]
 
 
 def measured(graphs: int) -> dict[str, Any]:
@@ -88,7 +82,7 @@ def measured(graphs: int) -> dict[str, Any]:
     text = text_of(graphs)
     schedule, loading = timed(lambda: read(text))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    _, first = timed(lambda: [entry.series.after(DAY) for entry in schedule.entries.values()])
+    _, first = timed(lambda: [entry.series.after(BEGIN) for entry in schedule.entries.values()])
     ticks, day = timed(lambda: a_day(schedule))
     return {
         "python": platform.python_version(),
