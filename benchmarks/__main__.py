@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import load_schedule
+from benchmarks.calendars import calendars
 from benchmarks.contest import CONTENDERS, run_contest
-from benchmarks.costs import costs
+from benchmarks.costs import PRICED, costs
 from benchmarks.growth import grow
 from benchmarks.page import RESULTS, write_page
 from benchmarks.server import Server, server_version
@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if unknown := set(given.workloads) - set(letters):
         parser.error(f"there is no workload {', '.join(sorted(unknown))}; there are {' '.join(letters)}")
-    if unknown := set(given.contenders.split(",")) - set(CONTENDERS):
+    if unknown := set(names_in(given)) - set(CONTENDERS):
         parser.error(f"nobody is called {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
     return given
 
@@ -75,26 +75,41 @@ def sized(workload: Workload, given: argparse.Namespace) -> Workload:
     return replace(workload, **changes)
 
 
-def grown(server: Server, given: argparse.Namespace) -> Figures:
+def names_in(given: argparse.Namespace) -> list[str]:
+    """Return the contenders that were asked for."""
+    names: list[str] = given.contenders.split(",")
+    return names
+
+
+def priced(server: Server, given: argparse.Namespace) -> Iterator[Figures]:
+    """Measure the pieces of each contender."""
+    for name in names_in(given):
+        if name in PRICED:
+            yield {"contender": name, **costs(server, name, 10 if given.quick else 300)}
+
+
+def grown(server: Server, given: argparse.Namespace) -> Iterator[Figures]:
     """Grow a ledger; measure its statements, and how late workload A is on it and on an empty one."""
     workload = sized(WORKLOADS["A"], given)
     database, figures = grow(server, 20_000 if given.quick else given.rows)
     if given.quick:
         database.drop()
-        return figures
+        yield {"contender": "tickd", **figures}
+        return
     try:
         empty = run_contest(server, "tickd", workload, ahead=given.ahead)
         full = run_contest(server, "tickd", workload, ahead=given.ahead, database=database)
     finally:
         database.drop()
-    return {**figures, "late_ms_empty": empty["late_ms"], "late_ms_grown": full["late_ms"]}
+    late = {"late_ms_empty": empty["late_ms"], "late_ms_grown": full["late_ms"]}
+    yield {"contender": "tickd", **figures, **late}
 
 
-PIECES: dict[str, Callable[[Server, argparse.Namespace], Figures]] = {
-    "G": lambda server, given: costs(server, 10 if given.quick else 300),
-    "H": lambda _, given: load_schedule.measured(given.graphs or (20 if given.quick else 10_000)),
+PIECES: dict[str, Callable[[Server, argparse.Namespace], Iterator[Figures]]] = {
+    "G": priced,
+    "H": lambda _, given: calendars(names_in(given), given.graphs or (20 if given.quick else 10_000)),
     "I": grown,
-    "K": lambda server, given: sizes(server, quick=given.quick),
+    "K": lambda server, given: iter([{"contender": "tickd", **sizes(server, quick=given.quick)}]),
 }
 
 
@@ -107,10 +122,10 @@ def measured(given: argparse.Namespace) -> Iterator[Figures]:
         server.start()
         for letter in given.workloads:
             if letter in PIECES:
-                yield {"workload": letter, "contender": "tickd", **PIECES[letter](server, given)}
+                yield from ({"workload": letter, **figures} for figures in PIECES[letter](server, given))
                 continue
             for _ in range(given.repeat):
-                for name in given.contenders.split(","):
+                for name in names_in(given):
                     yield run_contest(server, name, workloads[letter], keep=given.keep, ahead=given.ahead)
     finally:
         server.remove()

@@ -1,12 +1,12 @@
 """Costs: what one connect, one try, one skip, one admission and one fenced checkpoint take, on an idle server.
 
-Every measurement is beside the floor that it stands on: a bare round trip, a bare connect, the plain saver.
+Every measurement is beside the floor that it stands on: a bare round trip, a bare connect, the plain saver, and what the
+loops do in the same place. Floors and peers are measured by programs of their own, on the same server.
 """
 
 import asyncio
-import time
+import tempfile
 import uuid
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -18,18 +18,33 @@ from langgraph.graph import END, START, StateGraph
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
+from benchmarks.contest import CONTENDERS
 from benchmarks.growth import SPACE, migrate
-from benchmarks.quantiles import spread
+from benchmarks.plan import Plan
+from benchmarks.price import (
+    CONNECT_TRY_HELD,
+    CONNECT_TRY_RUN_UNLOCK,
+    TRY_HELD,
+    TRY_RUN_UNLOCK,
+    TRY_UNLOCK,
+    UNCOUNTED,
+    Piece,
+    priced,
+)
+from benchmarks.program import figures_of
 from benchmarks.server import Database, Server
 from tickd import ledger
 from tickd.dsn import parse_dsn
 from tickd.fence import FencedSaver
 from tickd.ledger import Admission, Finish
-from tickd.lock import LockPlace, open_session
+from tickd.lock import LockPlace, LockSession, open_session
 from tickd.tick import Outcome, Tick
 
 
-UNCOUNTED = 5
+PRICED = ("tickd", "bare_loop", "one_session", "apscheduler4", "procrastinate", "dbos")
+ROUND_TRIP = "a round trip (`SELECT 1`)"
+CONNECT = "connect and close, bare"
+PLAIN_RUN = "a checkpointed run, plain saver"
 FENCE = """
 INSERT INTO tickd.threads (thread_id, space, graph, token)
 SELECT thread_id, %s, 'held', %s FROM unnest(%s::text[]) AS made (thread_id)
@@ -52,17 +67,6 @@ async def note(state: State) -> dict[str, Any]:  # noqa: ARG001  # LangGraph's s
 BUILDER = StateGraph(State).add_node(note).add_edge(START, "note").add_edge("note", END)
 
 
-async def timed(rounds: int, call: Callable[[], Awaitable[Any]]) -> dict[str, float | None]:
-    """Return the spread of a call's duration, in milliseconds, after a few that do not count."""
-    took = []
-    for number in range(rounds + UNCOUNTED):
-        began = time.perf_counter()
-        await call()
-        if number >= UNCOUNTED:
-            took.append((time.perf_counter() - began) * 1000)
-    return spread(took)
-
-
 class Costs:
     """Measures each piece on one database that has tickd's tables."""
 
@@ -73,8 +77,8 @@ class Costs:
         self._numbers = count()
         self._threads = count()
 
-    async def measure(self) -> dict[str, dict[str, float | None]]:
-        """Return the spread of every piece, in milliseconds."""
+    async def measure(self) -> dict[str, Any]:
+        """Return the figures of every piece."""
         async with AsyncExitStack() as stack:
             self._session = await open_session(self._place)
             stack.push_async_callback(self._session.close)
@@ -89,19 +93,23 @@ class Costs:
             self._token = granted.token
             names = [f"fenced/{number}" for number in range(self._rounds + UNCOUNTED)]
             await holder.change(FENCE, (SPACE, self._token, names))
-            pieces = {
-                "a round trip (`SELECT 1`)": self._round_trip,
-                "connect and close, bare": self._connect,
-                "connect and close a lock session": self._open,
-                "the look: is one tick in the ledger?": self._look,
-                "an attempt that loses: the lock is held": self._lose,
-                "an attempt that skips: the tick has run": self._skip,
-                "admission, record and unlock": self._admit,
-                "a skip from connect to close": self._whole_skip,
-                "a checkpointed run, plain saver": self._plain_run,
-                "a checkpointed run, fenced saver": self._fenced_run,
-            }
-            return {name: await timed(self._rounds, call) for name, call in pieces.items()}
+            return await priced(self._rounds, self._pieces())
+
+    def _pieces(self) -> list[Piece]:
+        return [
+            Piece(ROUND_TRIP, self._round_trip),
+            Piece(CONNECT, self._connect),
+            Piece("connect and close a lock session", self._open, CONNECT),
+            Piece("the look: is one tick in the ledger?", self._look, ROUND_TRIP),
+            Piece("an attempt that loses: the lock is held", self._lose, TRY_HELD),
+            Piece("an attempt that skips: the tick has run", self._skip, TRY_UNLOCK),
+            Piece("admission, record and unlock", self._admit, TRY_UNLOCK),
+            Piece("admission, run, record and unlock", self._run_tick, TRY_RUN_UNLOCK),
+            Piece("a skip from connect to close", self._whole_skip, CONNECT_TRY_HELD),
+            Piece("a run from connect to close", self._whole_run, CONNECT_TRY_RUN_UNLOCK),
+            Piece(PLAIN_RUN, self._plain_run),
+            Piece("a checkpointed run, fenced saver", self._fenced_run, PLAIN_RUN),
+        ]
 
     def _new_pool(self, **parameters: Any) -> AsyncConnectionPool[Any]:
         """Return a pool as a replica has one for the ledger, and one with a saver's parameters for checkpoints."""
@@ -152,6 +160,26 @@ class Costs:
         """Hold, admit, record and unlock: the three round trips of a tick that runs."""
         await self._run_once(self._tick())
 
+    async def _run_tick(self) -> None:
+        """Hold, admit, run the graph under the token, record and unlock: a tick on a session that is open."""
+        await self._run_whole(self._session)
+
+    async def _whole_run(self) -> None:
+        session = await open_session(self._place)
+        try:
+            await self._run_whole(session)
+        finally:
+            await session.close()
+
+    async def _run_whole(self, session: LockSession) -> None:
+        tick = self._tick()
+        _, granted = await ledger.hold_and_admit(session, tick, **self._thread(str(tick)))
+        assert isinstance(granted, Admission)  # noqa: S101  # nobody else is here
+        saver = FencedSaver(self._saver_pool, space=SPACE, graph=tick.graph, token=granted.token)
+        await self._run(saver, str(tick))
+        await ledger.record(session, tick, token=granted.token, finish=Finish(Outcome.RAN, 1))
+        await session.unlock(tick.graph)
+
     async def _run_once(self, tick: Tick) -> None:
         held, granted = await ledger.hold_and_admit(self._session, tick, **self._thread(str(tick)))
         if held:
@@ -172,11 +200,25 @@ class Costs:
         await BUILDER.compile(checkpointer=saver).ainvoke({}, config, durability="sync")
 
 
-def costs(server: Server, rounds: int) -> dict[str, Any]:
-    """Measure every piece so many times on a new database; return the figures."""
+def costs(server: Server, name: str, rounds: int) -> dict[str, Any]:
+    """Measure every piece of a contender so many times on a new database; return the figures."""
     database = server.new_database()
     try:
+        if name != "tickd":
+            return _told(database, name, rounds)
         migrate(database)
-        return {"rounds": rounds, "cost_ms": asyncio.run(Costs(database, rounds).measure())}
+        return asyncio.run(Costs(database, rounds).measure())
     finally:
         database.drop()
+
+
+def _told(database: Database, name: str, rounds: int) -> dict[str, Any]:
+    """Return what the program of a floor or a peer says of itself; it reads the plan, as a replica does."""
+    with tempfile.TemporaryDirectory(prefix=f"bench-G-{name}-") as home:
+        Plan(dsn=database.dsn, home=home, graphs=1, every=1).write()
+        return figures_of(
+            f"benchmarks.prices.{name}",
+            str(rounds),
+            peer=CONTENDERS[name].peer,
+            extra={"BENCHMARK_HOME": home, "BENCHMARK_REPLICA": "r1"},
+        )
