@@ -23,6 +23,14 @@ NAMES = {
     "procrastinate": "Procrastinate 3.10",
     "dbos": "DBOS 3.4",
 }
+# What computes the fire times of each contender, and in whose time.
+CALENDARS = {
+    "tickd": "its own",
+    "bare_loop": "APScheduler 3.11's `CronTrigger`, as both loops might",
+    "apscheduler4": "its `CronTrigger`",
+    "procrastinate": "croniter 7.0, in UTC, whatever the entry's zone is",
+    "dbos": "croniter 7.0",
+}
 Figures = dict[str, Any]
 Row = Sequence[str]
 
@@ -118,19 +126,23 @@ def idle(results: Results) -> Iterator[Row]:
         "",
         "ready after",
         "processor, of one core",
+        "÷ one-session",
         "statements a second",
         "memory",
         "connections, all replicas",
     )
-    yield ("---", *["--:"] * 5)
-    for name, figures in results.contests("F").items():
+    yield ("---", *["--:"] * 6)
+    rows = results.contests("F")
+    floor = rows.get("one_session", {}).get("replica_cpu")
+    for name, figures in rows.items():
         if "failed" in figures:
-            yield (NAMES[name], figures["failed"].splitlines()[0], *[""] * 4)
+            yield (NAMES[name], figures["failed"].splitlines()[0], *[""] * 5)
             continue
         yield (
             NAMES[name],
             f"{figures['ready_after_s']:.1f} s",
             f"{figures['replica_cpu']:.1%}",
+            times(figures["replica_cpu"], floor),
             f"{figures['statements'] / figures['replicas']:.1f}",
             f"{figures['resident_mb']:.0f} MiB",
             str(figures["connections"]),
@@ -154,14 +166,28 @@ def stations(results: Results) -> Iterator[Row]:
 
 
 def costs(results: Results) -> Iterator[Row]:
-    """Yield what each piece takes on an idle server."""
-    yield ("", "p50", "p95")
-    yield ("---", "--:", "--:")
-    for name, took in results.of("G")["cost_ms"].items():
-        yield (name, milliseconds(took["p50"]), milliseconds(took["p95"]))
+    """Yield what each contender's pieces take on an idle server, in ms and as ratios to what does the same."""
+    rows = results.contests("G")
+    took = {piece: cost for figures in rows.values() for piece, cost in figures.get("cost_ms", {}).items()}
+    yield ("", "piece", "p50", "p95", "p50 ÷", "that of")
+    yield ("---", "---", "--:", "--:", "--:", "---")
+    for name, figures in rows.items():
+        if "failed" in figures:
+            yield (NAMES[name], figures["failed"].splitlines()[0], *[""] * 4)
+            continue
+        for piece, cost in figures["cost_ms"].items():
+            floor = figures.get("floors", {}).get(piece, "")
+            yield (
+                NAMES[name],
+                piece,
+                milliseconds(cost["p50"]),
+                milliseconds(cost["p95"]),
+                times(cost["p50"], took.get(floor, {}).get("p50")),
+                floor,
+            )
 
 
-def calendar(results: Results) -> Iterator[Row]:
+def reading(results: Results) -> Iterator[Row]:
     """Yield what reading a large schedule and computing a day of it take."""
     figures = results.of("H")
     day = figures["a_day"]
@@ -172,6 +198,29 @@ def calendar(results: Results) -> Iterator[Row]:
     yield (f"every fire time of 24 hours: {day['ticks']:,}", f"{day['processor_s']:.1f} s")
     yield ("one fire time", f"{day['microseconds_per_tick']:.0f} µs")
     yield ("memory that the schedule keeps", f"{figures['memory']['kept_mib']:.0f} MiB")
+
+
+def calendars(results: Results) -> Iterator[Row]:
+    """Yield what each contender's calendar takes for a day, and what it finds."""
+    rows = results.contests("H")
+    floor = rows.get("bare_loop", {}).get("a_day", {}).get("microseconds_per_tick")
+    yield ("", "calendar", "entries", "fire times", "one fire time", "÷ the floors'", "it lacks", "it adds")
+    yield ("---", "---", *["--:"] * 6)
+    for name, figures in rows.items():
+        whose = "the floors" if name == "bare_loop" else NAMES[name]
+        if "failed" in figures:
+            yield (whose, CALENDARS[name], figures["failed"].splitlines()[0], *[""] * 5)
+            continue
+        day, kinds = figures["a_day"], figures.get("of_every_kind")
+        yield (
+            whose,
+            CALENDARS[name],
+            f"{figures['graphs']:,}",
+            f"{day['ticks']:,}",
+            f"{day['microseconds_per_tick']:.0f} µs",
+            times(day["microseconds_per_tick"], floor),
+            *((f"{kinds['lacking']} of {kinds['ours']:,}", str(kinds["added"])) if kinds else ("", "")),
+        )
 
 
 def growth(results: Results) -> Iterator[Row]:
@@ -232,16 +281,20 @@ def milliseconds(value: float | None) -> str:
 
 def ratio(value: float | None, floor: Figures | None, q: str) -> str:
     """Return how many times a floor's figure a value is."""
-    if value is None or floor is None or not floor["late_ms"][q]:
-        return ""
-    return f"{value / floor['late_ms'][q]:.2f}"
+    return times(value, floor.get("late_ms", {}).get(q) if floor else None)
+
+
+def times(value: float | None, floor: float | None) -> str:
+    """Return how many times another value a value is, where both are there."""
+    return f"{value / floor:.2f}" if value is not None and floor else ""
 
 
 TABLES: dict[str, Callable[[Results], Iterator[Row]]] = {
     **{letter: partial(lateness, letter=letter) for letter in "ABCDEJ"},
     "F": idle,
     "G": costs,
-    "H": calendar,
+    "H": reading,
+    "calendars": calendars,
     "I": growth,
     "K": by_size,
     "stations": stations,
