@@ -41,6 +41,7 @@ CONTENDERS = {
         Contender("tickd", TICKD),
         Contender("tickd_shared", TICKD, env={"BENCHMARK_HOLD": "shared"}),
         Contender("bare_loop", "benchmarks.contenders.bare_loop"),
+        Contender("told_loop", "benchmarks.contenders.told_loop"),
         Contender("one_session", "benchmarks.contenders.one_session"),
         Contender("apscheduler4", "benchmarks.contenders.apscheduler4", peer=True),
         Contender("procrastinate", "benchmarks.contenders.procrastinate", peer=True),

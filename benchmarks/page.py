@@ -18,6 +18,7 @@ NAMES = {
     "tickd": "**tickd**",
     "tickd_shared": "tickd with `hold: shared`",
     "bare_loop": "the bare loop",
+    "told_loop": "a session per run, told whose it is",
     "one_session": "the one-session loop",
     "apscheduler4": "APScheduler 4.0.0a6",
     "procrastinate": "Procrastinate 3.10",

@@ -37,6 +37,7 @@ class Plan:
     seconds: float = 0.0
     pool_size: int = 6
     width: int = 50
+    replicas: int = 3
     durability: str = "sync"
 
     def names(self) -> list[str]:

@@ -48,6 +48,7 @@ class Workload:
             rest_at=(round(now) + DAY // 2) % DAY,
             seconds=self.seconds,
             width=self.width,
+            replicas=self.replicas,
             durability=self.durability,
         )
 
