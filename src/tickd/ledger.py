@@ -241,7 +241,7 @@ WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND 
   AND (outcome IS NULL OR outcome = 'abandoned')
 """
 ADMITTED = """
-SELECT t.graph, t.fire_time, t.replica, t.outcome IS NOT NULL
+SELECT t.graph, t.fire_time, t.replica, t.outcome IS NOT NULL, t.admitted_at
 FROM unnest(%s::text[], %s::timestamptz[]) AS due (graph, fire_time)
 CROSS JOIN LATERAL (
     SELECT *
@@ -328,10 +328,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A tick has a row; `replica` runs it, or has run it."""
+    """A tick has a row; `replica` runs it, or has run it, since an instant."""
 
     replica: str
     ended: bool
+    since: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,8 +544,8 @@ async def admitted(
         ADMITTED, ([t.graph for t in ticks], [t.fire_time for t in ticks], space)
     )
     return {
-        Tick(graph, fire_time.astimezone(UTC)): Admitted(replica, ended)
-        for graph, fire_time, replica, ended in await cursor.fetchall()
+        Tick(graph, fire_time.astimezone(UTC)): Admitted(replica, ended, since and since.astimezone(UTC))
+        for graph, fire_time, replica, ended, since in await cursor.fetchall()
     }
 
 

@@ -292,12 +292,14 @@ class LockSession:
 
         try:
             await self.connection.close()
-            loop.add_reader(self._link, read)
+            loop.add_reader(
+                self._link.fileno(), read
+            )  # by number: asyncio prints a socket that it does not know yet
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT.total_seconds()):
                     await ended.wait()
         finally:
-            loop.remove_reader(self._link)
+            loop.remove_reader(self._link.fileno())
             self._link.close()
 
     async def _fetch(self, query: Any, parameters: Any) -> Any:

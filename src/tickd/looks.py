@@ -44,15 +44,14 @@ class Looks:
     async def admitted(self, tick: Tick) -> Admitted | None:
         """Return which replica runs the tick or has run it, if any."""
         async with self._asking:
-            found = self._waiting.get(tick)
             seen = time.monotonic() - self._looked_at.get(tick, 0.0)
-            if (found is None or not found.ended) and seen > self._fresh_for:
+            if self._waiting.get(tick) is None and seen > self._fresh_for:
                 await self._look(tick)
         return self._waiting.get(tick)
 
     async def _look(self, tick: Tick) -> None:
-        """Ask for this tick and for those that have waited longest, unless they are known to have ended."""
-        open_ticks = (one for one, found in self._waiting.items() if found is None or not found.ended)
+        """Ask for this tick and for those that have waited longest, unless they are known to be in the ledger."""
+        open_ticks = (one for one, found in self._waiting.items() if found is None)
         asked = {tick, *islice(open_ticks, MOST)}
         now = time.monotonic()
         async with self._pool.connection() as connection:

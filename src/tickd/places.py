@@ -9,6 +9,7 @@ run, so no two runs ever share a session.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -20,6 +21,8 @@ from tickd.stop import Stop
 
 # How long a run that has begun keeps its place to attempt; most ticks of a herd are short.
 SETTLED_AFTER = 0.25
+# A graph loop that has come round so lately is not asked again.
+LATELY = 0.02
 
 
 class Room:
@@ -69,6 +72,7 @@ class Places:
         self._waiting = 0
         self._spare: list[LockSession] = []
         self._answer: asyncio.Future[None] | None = None
+        self._answered_at = 0.0
 
     @asynccontextmanager
     async def take(self, patience: timedelta) -> AsyncIterator[Room]:
@@ -105,10 +109,13 @@ class Places:
         return None
 
     async def _answered(self) -> None:
-        """Return when the graph loop has come round; those who ask together share one answer, for a herd asks often."""
+        """Return when the graph loop has come round, if it has not done so lately; a herd asks often, and shares answers."""
+        if time.monotonic() - self._answered_at < LATELY:
+            return
         if self._answer is None or self._answer.done():
             self._answer = asyncio.ensure_future(self._graphs.answer())
         await asyncio.shield(self._answer)
+        self._answered_at = time.monotonic()
 
     def spare(self, session: LockSession) -> bool:
         """Take over a session that holds nothing, if another tick waits for one; False when it is to be closed."""

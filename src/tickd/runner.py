@@ -22,7 +22,7 @@ from tickd.attempts import Attempts
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
-from tickd.ledger import Admission, Admitted, Finish
+from tickd.ledger import Admission, Finish
 from tickd.lock import (
     PROBE,
     Attempt,
@@ -282,8 +282,8 @@ class Runner:
         late = self._clock.now() - due
         if late > entry.grace:
             return await self._came_too_late(entry, tick, due, "late")
-        if late > FRESH and (found := await self._look(tick)) is not None and found.ended:
-            return skipped(SkipReason.ALREADY_RAN, holder=found.replica)
+        if late > FRESH and (elsewhere := await self._elsewhere(tick)) is not None:
+            return elsewhere
         if entry.overlap == "cancel":
             await self._attempts.make_room(tick, due + entry.grace)
         return self.skipped_by_itself(tick.graph)
@@ -304,20 +304,21 @@ class Runner:
         fields = {"reason": reason, "late_ms": milliseconds(late), "grace_ms": milliseconds(entry.grace)}
         return End(Outcome.MISSED, fields)
 
-    async def _look(self, tick: Tick) -> Admitted | None:
-        """Return who runs the tick or has run it; None also when the look fails, for it only saves an attempt."""
+    async def _elsewhere(self, tick: Tick) -> End | None:
+        """Return the skip of a tick that another replica runs or has run; None also when the look fails.
+
+        Whatever becomes of that run, nobody is admitted to this tick again: it is continued where it is handed off.
+        """
         try:
-            return await self._looks.admitted(tick)
+            found = await self._looks.admitted(tick)
         except Unreachable:
             return None
-
-    async def _elsewhere(self, tick: Tick) -> End | None:
-        """Return the skip of a tick that cannot be tried here any more, if another replica runs it or has run it."""
-        found = await self._look(tick)
         if found is None:
             return None
-        reason = SkipReason.ALREADY_RAN if found.ended else SkipReason.LOCK_HELD
-        return skipped(reason, holder=found.replica)
+        if found.ended:
+            return skipped(SkipReason.ALREADY_RAN, holder=found.replica)
+        since = found.since and instant_text(found.since)
+        return skipped(SkipReason.LOCK_HELD, holder=found.replica, holder_since=since)
 
     def room(self, until: datetime) -> AbstractAsyncContextManager[Room]:
         """Wait for places to attempt and run a tick, until the instant."""

@@ -138,14 +138,14 @@ class SharedSession(LockSession):
         loop = asyncio.get_running_loop()
         heard = asyncio.Event()
         # A descriptor of our own: psycopg watches its one while a statement is under way.
-        loop.add_reader(self._link, heard.set)
+        loop.add_reader(self._link.fileno(), heard.set)
         try:
             async with asyncio.timeout(patience):
                 await heard.wait()
         except TimeoutError:
             return False
         finally:
-            loop.remove_reader(self._link)
+            loop.remove_reader(self._link.fileno())
         async with self._turns.turn():
             return super().in_doubt()
 

@@ -121,6 +121,30 @@ async def test_who_has_no_time_for_a_new_session_to_learn_the_admission_leaves_i
     assert onlooker.locks() == []
 
 
+async def test_a_late_tick_that_runs_elsewhere_is_left_to_it_without_a_try(
+    play: Play, book: Logbook, gate: Gate, monkeypatch: pytest.MonkeyPatch
+):
+    """In a herd most ticks of a replica are those, and a try costs ten times the look that they share."""
+    a, b = await play(graph_of(one=gate.sync_node)), await play(graph_of(one=gate.sync_node), "b")
+    tick = a.due(GRAPH, late=SECOND)
+    running = asyncio.create_task(run(a, tick))
+    await gate.arrive()
+
+    monkeypatch.setattr(ledger, "hold_and_admit", None)
+    await run(b, tick)
+
+    skip = only(book.terminal())
+    assert (skip["event"], skip["replica"], skip["reason"], skip["holder"]) == (
+        "tick.skipped",
+        "b",
+        "lock_held",
+        "a",
+    )
+    assert skip["holder_since"]
+    gate.open.set()
+    await running
+
+
 async def test_a_node_finds_its_tick_in_its_config(play: Play, gate: Gate):
     """Traces are searched by it, and a node that writes to the world outside may use the token."""
     replica = await play(
