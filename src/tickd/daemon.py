@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -116,7 +116,8 @@ class Daemon:
             present = await start.insist(lambda: open_session(self._place), self._settings.database_deadline)
             if present is None:
                 return 0
-            async with closing(present) as session:
+            async with closing(present) as session, AsyncExitStack() as last:
+                last.push_async_callback(runner.end)
                 fleet = Fleet(session)
                 after = await self._join(fleet)
                 return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)

@@ -72,12 +72,13 @@ async def serve(daemon: Daemon, seconds: float = 20) -> int:
         return await daemon.serve()
 
 
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
 async def test_a_replica_comes_up_on_an_empty_database_fires_and_stops(
-    make: Make, book: Logbook, onlooker: Onlooker
+    make: Make, book: Logbook, onlooker: Onlooker, hold: str
 ):
     """Nothing is left behind: no lock, no connection, no thread; and each tick that was fired has one line."""
     before = set(threading.enumerate())
-    serving = asyncio.create_task(serve(make()))
+    serving = asyncio.create_task(serve(make(more=f"    hold: {hold}\n")))
     await book.wait_for("tick.ran", count=3)
     stop()
 
