@@ -1,8 +1,10 @@
 """Saves: what one run saves, and when it goes out.
 
 LangGraph lets the next step wait for a step's checkpoint. It lets nothing wait for the input's checkpoint, nor for what a
-single task wrote, and nearly always the checkpoint that takes them in follows at once. So these two are kept for it, for
-`KEPT` at most, and all of it is one transaction with one commit: a small run has two in the place of five.
+single task wrote, and nearly always the checkpoint that takes them in follows in the same turn of the loop. So these two
+are kept for it, for `TURNS` at most, and all of it is one transaction with one commit: a small run has two in the place of
+five. It is turns and not time, because a checkpoint may wait for what was written after all (that of a `DeltaChannel`
+does), and a loop that has nothing else to do comes round in microseconds.
 
 The order in which LangGraph saves is kept, and a save comes after what was sent before it: a step's checkpoint builds upon
 the input's. What is kept is written before anything is read, and when its run ends, unless that is cancelled.
@@ -12,7 +14,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -22,16 +23,15 @@ from tickd.fence import FencedSaver
 from tickd.group_commit import GroupCommit, Save
 
 
-# What a task wrote is on the disk so much later, when other tasks of its step are still at work.
-KEPT = timedelta(milliseconds=10)
+# What is kept is sent by itself when nothing has come for it in so many turns of the loop.
+TURNS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """What nobody waits for, to go out with what somebody does or when it is overdue; and whether it is written."""
+    """What nobody waits for, to go out with what somebody does; and whether it is written."""
 
     save: Save
-    overdue: asyncio.TimerHandle
     written: asyncio.Future[None]
 
 
@@ -95,12 +95,17 @@ class GroupedSaver(FencedSaver):
 
     def _keep(self, save: Save) -> Kept:
         loop = asyncio.get_running_loop()
-        return Kept(save, loop.call_later(KEPT.total_seconds(), self._send_late), loop.create_future())
+        kept = Kept(save, loop.create_future())
+        loop.call_soon(self._come_round, kept, TURNS)
+        return kept
 
-    def _send_late(self) -> None:
-        """Send what nothing has come for."""
-        if self._kept is not None:
-            self._late = asyncio.get_running_loop().create_task(self._send_kept(self._kept))
+    def _come_round(self, kept: Kept, turns: int) -> None:
+        """Send what nothing has come for in so many turns."""
+        loop = asyncio.get_running_loop()
+        if self._kept is kept and turns:
+            loop.call_soon(self._come_round, kept, turns - 1)
+        elif self._kept is kept:
+            self._late = loop.create_task(self._send_kept(kept))
 
     async def _late_is_written(self) -> None:
         """Wait for what was sent late; raises what became of it, to whoever comes: maybe nobody waited for it."""
@@ -115,7 +120,6 @@ class GroupedSaver(FencedSaver):
 
     async def _forget_kept(self) -> None:
         if self._kept is not None:
-            self._kept.overdue.cancel()
             self._kept.written.cancel()
             self._kept = None
         if self._late is not None:
@@ -124,7 +128,6 @@ class GroupedSaver(FencedSaver):
 
     async def _send_kept(self, kept: Kept) -> None:
         self._kept = None
-        kept.overdue.cancel()
         try:
             await self._send(kept.save)
         except asyncio.CancelledError:

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.errors import GraphDrained
 from langgraph.func import entrypoint
@@ -127,7 +128,7 @@ async def place(dsn: str):
 @pytest.fixture
 def never_late(monkeypatch: pytest.MonkeyPatch):
     """What is kept is kept until something comes for it."""
-    monkeypatch.setattr(saves, "KEPT", timedelta(minutes=10))
+    monkeypatch.setattr(saves, "TURNS", 10**9)
 
 
 @pytest.mark.usefixtures("never_late")
@@ -179,6 +180,24 @@ async def test_what_a_task_wrote_is_saved_while_its_siblings_are_at_work(place: 
     result = await place.run(step_of(quick, slow))
 
     assert result == {"seen": ["input", "quick", "slow"]}
+
+
+async def test_what_a_checkpoint_waits_for_after_all_is_saved(place: Place):
+    """A DeltaChannel is read from what the tasks wrote, so its step's checkpoint comes after that."""
+
+    class Deltas(TypedDict):
+        seen: Annotated[list[str], DeltaChannel(lambda state, writes: [*state, *chain(*writes)])]
+
+    async def node(_state: Any) -> Any:
+        return {"seen": ["node"]}
+
+    builder: Any = StateGraph(Deltas)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+
+    assert await place.run(builder) == {"seen": ["input", "node"]}
+    found = await builder.compile(checkpointer=place.saver).aget_state(config())
+    assert found.values == {"seen": ["input", "node"]}
 
 
 @pytest.mark.usefixtures("never_late")
@@ -310,9 +329,11 @@ async def test_a_step_is_saved_after_an_input_that_was_sent_late(place: Place, o
     assert await place.steps() == [-1, 0]
 
 
-@pytest.mark.usefixtures("never_late")
-async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(place: Place):
+async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
     """Its lock goes to somebody else then."""
+    monkeypatch.setattr(saves, "TURNS", 50)
 
     async def work() -> None:
         async with place.saver.to_the_end():
@@ -323,12 +344,13 @@ async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(place: Place
     async with asyncio.timeout(10):
         while place.saver._kept is None:
             await turn()
-    kept = place.saver._kept
     task.cancel()
     await asyncio.wait({task})
+    for _ in range(100):
+        await turn()
 
     assert task.cancelled()
-    assert kept.overdue.cancelled()
+    assert place.saver._late is None
     assert await rows(place.look) == []
 
 
