@@ -33,10 +33,11 @@ from benchmarks.price import (
 )
 from benchmarks.program import figures_of
 from benchmarks.server import Database, Server
-from tickd import ledger
+from tickd import admissions, ledger
+from tickd.admissions import Admission
 from tickd.dsn import parse_dsn
 from tickd.fence import FencedSaver
-from tickd.ledger import Admission, Finish
+from tickd.ledger import Finish
 from tickd.lock import LockPlace, LockSession, open_session
 from tickd.tick import Outcome, Tick
 
@@ -88,7 +89,7 @@ class Costs:
             self._saver_pool = await stack.enter_async_context(
                 self._new_pool(row_factory=dict_row, prepare_threshold=0)
             )
-            _, granted = await ledger.hold_and_admit(holder, self._tick("held"), **self._thread("held"))
+            _, granted = await admissions.hold_and_admit(holder, self._tick("held"), **self._thread("held"))
             assert isinstance(granted, Admission)  # noqa: S101  # nobody else is here
             self._token = granted.token
             names = [f"fenced/{number}" for number in range(self._rounds + UNCOUNTED)]
@@ -142,7 +143,7 @@ class Costs:
             await ledger.admitted(connection, SPACE, [Tick("held", FIRST)])
 
     async def _lose(self) -> None:
-        await ledger.hold_and_admit(self._session, self._tick("held"), **self._thread("other"))
+        await admissions.hold_and_admit(self._session, self._tick("held"), **self._thread("other"))
 
     async def _skip(self) -> None:
         """Try a tick that has run; the first of the uncounted rounds runs it."""
@@ -151,7 +152,7 @@ class Costs:
     async def _whole_skip(self) -> None:
         session = await open_session(self._place)
         try:
-            await ledger.hold_and_admit(session, self._tick("held"), **self._thread("other"))
+            await admissions.hold_and_admit(session, self._tick("held"), **self._thread("other"))
             await session.holder("held")
         finally:
             await session.close()
@@ -173,7 +174,7 @@ class Costs:
 
     async def _run_whole(self, session: LockSession) -> None:
         tick = self._tick()
-        _, granted = await ledger.hold_and_admit(session, tick, **self._thread(str(tick)))
+        _, granted = await admissions.hold_and_admit(session, tick, **self._thread(str(tick)))
         assert isinstance(granted, Admission)  # noqa: S101  # nobody else is here
         saver = FencedSaver(self._saver_pool, space=SPACE, graph=tick.graph, token=granted.token)
         await self._run(saver, str(tick))
@@ -181,7 +182,7 @@ class Costs:
         await session.unlock(tick.graph)
 
     async def _run_once(self, tick: Tick) -> None:
-        held, granted = await ledger.hold_and_admit(self._session, tick, **self._thread(str(tick)))
+        held, granted = await admissions.hold_and_admit(self._session, tick, **self._thread(str(tick)))
         if held:
             assert isinstance(granted, Admission)  # noqa: S101  # nobody else is here
             await ledger.record(self._session, tick, token=granted.token, finish=Finish(Outcome.RAN, 1))

@@ -18,7 +18,7 @@ import psycopg
 
 from benchmarks.quantiles import quantile
 from benchmarks.server import Database, Server
-from tickd import claim, ledger, operation, retention
+from tickd import admissions, claim, ledger, operation, retention
 from tickd.tick import lock_key
 
 
@@ -91,10 +91,10 @@ def statements() -> Iterator[tuple[str, Any, Any]]:
     claimed = tick | {"graph": "old_00010", "key": 10, "lease": timedelta(seconds=15)}
     names = [f"old_{number:05}" for number in range(200)]
     yield "ADMITTED", ledger.ADMITTED, (names, [LAST] * 200, SPACE)
-    yield "HOLD_AND_ADMIT", ledger.HOLD_AND_ADMIT.one, tick | thread
-    yield "HOLD_AND_ADMIT, ran already", ledger.HOLD_AND_ADMIT.one, tick | thread | {"fire_time": LAST}
-    yield "HOLD_AND_RESUME", ledger.HOLD_AND_RESUME, tick | {"outcome": "handed_off"}
-    yield "UNFINISHED", ledger.UNFINISHED, (SPACE, graph)
+    yield "HOLD_AND_ADMIT", admissions.HOLD_AND_ADMIT.one, tick | thread
+    yield "HOLD_AND_ADMIT, ran already", admissions.HOLD_AND_ADMIT.one, tick | thread | {"fire_time": LAST}
+    yield "HOLD_AND_RESUME", admissions.HOLD_AND_RESUME, tick | {"outcome": "handed_off"}
+    yield "UNFINISHED", admissions.UNFINISHED, (SPACE, graph)
     yield "RECORD", ledger.RECORD.one, tick | outcome
     yield "WAITING", ledger.WAITING, [SPACE]
     yield "SUSPECTS", ledger.SUSPECTS, [SPACE]

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import plan
 from benchmarks.quantiles import quantile
-from tickd import fence, ledger, runner, runs
+from tickd import admissions, fence, ledger, runner, runs
 from tickd.cli import main as tickd_main
 from tickd.tick import Tick
 
@@ -74,7 +74,7 @@ def _wrap() -> None:
     _around(runner.Runner, "run_tick", "fired", "logged")
     _around(runner.Runner, "open_in_time", None, "opened")
     _around(runner.Runner, "_end_before_attempt", None, "due")
-    _around(ledger, "hold_and_admit", "ask", "admitted")
+    _around(admissions, "hold_and_admit", "ask", "admitted")
     _around(ledger, "record", None, "recorded")
     _around(runs.Run, "_work", "begun", "worked")
     _around(fence.FencedSaver, "aget_tuple", "read", "has_read")

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from tickd.admissions import HOLD_AND_ADMIT
 from tickd.batch import Question
-from tickd.ledger import HOLD_AND_ADMIT
 
 
 TRY = "pg_try_advisory_lock(%(space)s::int, due.key)"

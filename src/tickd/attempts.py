@@ -6,10 +6,10 @@ Losing is a value: whatever comes of an attempt, it is returned.
 import asyncio
 from datetime import datetime, timedelta
 
-from tickd import announcement, ledger
+from tickd import admissions, announcement
+from tickd.admissions import Admission, Refusal, Unfinished
 from tickd.clock import DatabaseClock
 from tickd.entry import Entry
-from tickd.ledger import Admission, Refusal, Unfinished
 from tickd.lock import LockSession
 from tickd.occupancy import Occupancy
 from tickd.stop import Stop
@@ -85,7 +85,7 @@ class Attempts:
         self, session: LockSession, entry: Entry, tick: Tick
     ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
         """Try and admit in one statement; where the lock is held, say which tick is known to run."""
-        held, granted = await ledger.hold_and_admit(
+        held, granted = await admissions.hold_and_admit(
             session,
             tick,
             thread_id=entry.thread_id(tick),
@@ -95,7 +95,7 @@ class Attempts:
         )
         if held is False and granted is None:
             # Whoever holds the lock may have admitted its tick after the statement's snapshot.
-            granted = await ledger.unfinished(session, tick.graph)
+            granted = await admissions.unfinished(session, tick.graph)
         return held, granted
 
     async def come_due(self, due: datetime) -> None:

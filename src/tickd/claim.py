@@ -24,7 +24,8 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
-from tickd.ledger import Admission, admit, storable
+from tickd.admissions import Admission, admit
+from tickd.ledger import storable
 from tickd.lock import APPLICATION, LockSession
 from tickd.tick import Outcome, Tick, lock_key
 

@@ -6,9 +6,10 @@ from datetime import timedelta
 from math import inf
 from typing import Any
 
+from tickd.admissions import Refusal
 from tickd.entry import Entry
 from tickd.fence import is_refused
-from tickd.ledger import Finish, Refusal
+from tickd.ledger import Finish
 from tickd.lock import Hold, Loss
 from tickd.log import text_of
 from tickd.policy import retry_pause

@@ -17,12 +17,13 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from tickd import announcement, ledger
+from tickd import admissions, announcement, ledger
+from tickd.admissions import Admission
 from tickd.attempts import Attempts
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
 from tickd.graphs import LoadedGraph
-from tickd.ledger import Admission, Finish
+from tickd.ledger import Finish
 from tickd.lock import (
     PROBE,
     Attempt,
@@ -219,7 +220,7 @@ class Runner:
         if session.shared or session.warm:
             return
         if due - self._clock.now() > WARM_AHEAD:
-            await ledger.warm(session, tick)
+            await admissions.warm(session, tick)
             session.warm = True
         else:
             with suppress(*Unreachable):
@@ -237,7 +238,7 @@ class Runner:
             async with closing(session):
                 if self._stop.requested or self.occupancy.of(tick.graph) is not None:
                     return None
-                attempt = partial(ledger.hold_and_resume, tick=tick)
+                attempt = partial(admissions.hold_and_resume, tick=tick)
                 end = await self._run_if_held(entry, tick, session, attempt, room)
                 return None if end.outcome is Outcome.SKIPPED else end
 

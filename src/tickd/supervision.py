@@ -8,9 +8,9 @@ from datetime import timedelta
 from math import inf
 from typing import Any
 
+from tickd.admissions import Admission
 from tickd.ends import Stopping
 from tickd.graphs import LoadedGraph
-from tickd.ledger import Admission
 from tickd.lock import LockPlace, LockSession, Loss, Probe
 from tickd.runs import EndKind, Run, RunEnd, RunOrder
 from tickd.schedule import Entry

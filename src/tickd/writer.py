@@ -18,10 +18,11 @@ from langchain_core.runnables import RunnableConfig
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from tickd import ledger, lock
+from tickd import admissions, ledger, lock
+from tickd.admissions import Admission, Refusal
 from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import FencedSaver, is_refused
-from tickd.ledger import Admission, Finish, Refusal
+from tickd.ledger import Finish
 from tickd.lock import Attempt, Holder, LockPlace, LockSession, closing, open_session
 from tickd.settings import Settings, read_settings
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
@@ -97,7 +98,7 @@ async def sole_writer(
     async with _session(settings) as session:
         tick = Tick(graph, (await session.fetch(NOW))[0].astimezone(UTC))
         thread = thread_id(tick) if callable(thread_id) else thread_id or str(tick)
-        attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=thread, run_id=run_id(tick))
+        attempt = partial(admissions.hold_and_admit, tick=tick, thread_id=thread, run_id=run_id(tick))
         async with _writing(settings, session, tick, attempt) as hold:
             yield hold
 
@@ -109,7 +110,7 @@ async def continue_tick(
     """Be the one writer that goes on with a tick which waits on an interrupt; false when it does not wait."""
     settings = settings or read_settings(replica=name)
     async with _session(settings) as session:
-        attempt = partial(ledger.hold_and_resume, tick=tick, outcome=Outcome.INTERRUPTED)
+        attempt = partial(admissions.hold_and_resume, tick=tick, outcome=Outcome.INTERRUPTED)
         async with _writing(settings, session, tick, attempt) as hold:
             yield hold
 

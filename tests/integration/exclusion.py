@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from tickd import claim, ledger
+from tickd import admissions, claim
+from tickd.admissions import Refusal
 from tickd.claim import Due
-from tickd.ledger import Refusal
 from tickd.lock import Hold, LockPlace, open_session, sole_writer
 from tickd.shared import SharedHolds
 from tickd.tick import Tick, run_id
@@ -49,7 +49,7 @@ def skip(place: LockPlace, graph: str) -> Attempt:
 
 def admit(place: LockPlace, tick: Tick) -> Attempt:
     """Contend as skip mode does for this tick."""
-    attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
+    attempt = partial(admissions.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
     return sole_writer(tick.graph, place, attempt=attempt)
 
 
@@ -72,8 +72,8 @@ async def sharing(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
     tick, other = fresh_tick(graph), fresh_tick(f"beside {place.replica}")
     try:
         session = await holds.session()
-        beside = partial(ledger.hold_and_admit, tick=other, thread_id=str(other), run_id=run_id(other))
-        attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
+        beside = partial(admissions.hold_and_admit, tick=other, thread_id=str(other), run_id=run_id(other))
+        attempt = partial(admissions.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
         async with (
             sole_writer(other.graph, place, attempt=beside, session=session),
             sole_writer(graph, place, attempt=attempt, session=session) as hold,
@@ -91,7 +91,7 @@ async def apart(place: LockPlace, graph: str) -> AsyncIterator[Hold[Any]]:
     try:
         session = await open_session(place)
         session.ledger = await holds.session()
-        attempt = partial(ledger.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
+        attempt = partial(admissions.hold_and_admit, tick=tick, thread_id=str(tick), run_id=run_id(tick))
         async with sole_writer(graph, place, attempt=attempt, session=session) as hold:
             yield hold
     finally:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.lock_sessions import Open, sessions
 from tests.onlooker import Onlooker
-from tickd import ledger
-from tickd.ledger import Admission, Finish, Refusal
+from tickd import admissions, ledger
+from tickd.admissions import Admission, Refusal
+from tickd.ledger import Finish
 from tickd.lock import LockSession
 from tickd.tick import Outcome, SkipReason, Tick, run_id
 
@@ -36,7 +37,7 @@ def tick(second: int = 0, graph: str = GRAPH) -> Tick:
 
 async def admit(session: LockSession, one: Tick) -> Any:
     """Try the lock and admit the tick; return both answers."""
-    return await ledger.hold_and_admit(session, one, thread_id=str(one), run_id=run_id(one))
+    return await admissions.hold_and_admit(session, one, thread_id=str(one), run_id=run_id(one))
 
 
 def pid(session: LockSession) -> int:
@@ -114,7 +115,7 @@ async def test_another_lock_does_not_count(open_as: Open, onlooker: Onlooker):
         "graph": GRAPH, "fire_time": tick().fire_time, "key": 904759473, "thread_id": "t", "run_id": run_id(tick()),
         "heed_interrupt": True, "pid": pid(session),
     }  # fmt: skip
-    held, token, *_ = await session.ledger.ask(ledger.ADMIT_HELD, values)
+    held, token, *_ = await session.ledger.ask(admissions.ADMIT_HELD, values)
 
     assert (held, token) == (False, None)
     assert onlooker.value("SELECT count(*) FROM tickd.ticks") == 1

@@ -14,9 +14,10 @@ from tests.lock_sessions import Open, sessions
 from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
 from tests.turns import turn
-from tickd import ledger
+from tickd import admissions, ledger
+from tickd.admissions import Admission, Refusal, Unfinished
 from tickd.batch import Question
-from tickd.ledger import Admission, Finish, Refusal, Unfinished
+from tickd.ledger import Finish
 from tickd.lock import LockSession, sole_writer
 from tickd.shared import SharedSession
 from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
@@ -63,7 +64,7 @@ def tick(graph: str) -> Tick:
 async def admit(session: LockSession, graph: str) -> Any:
     """Ask for the graph's tick."""
     one = tick(graph)
-    return await ledger.hold_and_admit(
+    return await admissions.hold_and_admit(
         session, one, thread_id=str(one), run_id=run_id(one), tell_running=True
     )
 
@@ -174,7 +175,7 @@ async def test_each_tick_of_a_batch_is_admitted_or_refused_for_reasons_of_its_ow
     for graph, outcome in (("ran", Outcome.RAN), ("handed", Outcome.HANDED_OFF), ("runs", None)):
         earlier = tick(graph) if graph == "ran" else Tick(graph, TEN - timedelta(hours=1))
         admission: Any
-        held, admission = await ledger.hold_and_admit(
+        held, admission = await admissions.hold_and_admit(
             other, earlier, thread_id=str(earlier), run_id=run_id(earlier)
         )
         assert held
@@ -206,7 +207,7 @@ async def test_each_tick_of_a_batch_is_admitted_or_refused_for_reasons_of_its_ow
 async def test_two_graphs_on_one_thread_are_both_admitted(session: LockSession):
     """One row of the thread cannot be moved twice in one statement."""
     attempts = [
-        ledger.hold_and_admit(session, tick(graph), thread_id="common", run_id=run_id(tick(graph)))
+        admissions.hold_and_admit(session, tick(graph), thread_id="common", run_id=run_id(tick(graph)))
         for graph in ("one", "two")
     ]
 
@@ -225,7 +226,7 @@ async def test_two_batches_on_the_same_threads_take_them_in_one_order(
     def together(session: LockSession, threads: dict[str, str]) -> asyncio.Future[Any]:
         return asyncio.gather(
             *(
-                ledger.hold_and_admit(session, tick(graph), thread_id=thread, run_id=run_id(tick(graph)))
+                admissions.hold_and_admit(session, tick(graph), thread_id=thread, run_id=run_id(tick(graph)))
                 for graph, thread in threads.items()
             )
         )
@@ -249,7 +250,7 @@ async def test_a_thread_that_passes_from_one_graph_of_a_batch_to_another_is_the_
 
     async def admit_on(thread: str, second: int, graph: str) -> Any:
         due = Tick(graph, TEN + timedelta(seconds=second))
-        return await ledger.hold_and_admit(session, due, thread_id=thread, run_id=run_id(due))
+        return await admissions.hold_and_admit(session, due, thread_id=thread, run_id=run_id(due))
 
     await admit_on("passes", 0, "one")
     await ledger.record(session, Tick("one", TEN), token=1, finish=RAN)
@@ -301,12 +302,12 @@ async def test_one_cancelled_in_mid_statement_is_undone_and_the_rest_of_its_batc
 ):
     """Its lock has been taken in the same statement as theirs."""
     session = await open_as("a")
-    monkeypatch.setattr(ledger, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+    monkeypatch.setattr(admissions, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
     started = asyncio.Event()
 
     async def hold(graph: str) -> None:
         attempt = partial(
-            ledger.hold_and_admit, tick=tick(graph), thread_id=graph, run_id=run_id(tick(graph))
+            admissions.hold_and_admit, tick=tick(graph), thread_id=graph, run_id=run_id(tick(graph))
         )
         async with sole_writer(graph, session.place, attempt=attempt, session=session) as hold:
             assert isinstance(hold.granted, Admission)

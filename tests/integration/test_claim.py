@@ -10,7 +10,7 @@ import pytest
 
 from tests.lock_sessions import SPACE, Open, sessions
 from tests.young_ledger import FEW, ROUNDS, grow, rows_read
-from tickd import claim, ledger
+from tickd import admissions, claim, ledger
 from tickd.claim import Claimed, Due, Enqueued, Row, Work
 from tickd.fleet import Fleet
 from tickd.ledger import Finish
@@ -399,7 +399,7 @@ async def test_when_the_only_row_was_finished_meanwhile_the_lock_is_held_for_not
 async def test_rows_of_skip_mode_are_not_claimed(open_as: Open, look: Onlooker):
     """They belong to the hold that admitted them; a sweep calls them abandoned, and nobody runs them again."""
     a, b = await open_as("a"), await open_as("b")
-    held, _ = await ledger.hold_and_admit(a, tick(), thread_id="t", run_id=run_id(tick()))
+    held, _ = await admissions.hold_and_admit(a, tick(), thread_id="t", run_id=run_id(tick()))
     assert held
     await lose(a, look)
 
@@ -577,7 +577,7 @@ async def test_an_expired_lease_does_not_end_a_hold_of_another_tick(open_as: Ope
     await enqueue(a, tick(0))
     await claimed(a, lease=NO_LEASE)
     await lose(a, look)
-    held, _ = await ledger.hold_and_admit(b, tick(9), thread_id="t", run_id=run_id(tick(9)))
+    held, _ = await admissions.hold_and_admit(b, tick(9), thread_id="t", run_id=run_id(tick(9)))
     assert held
 
     assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]

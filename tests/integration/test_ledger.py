@@ -15,8 +15,9 @@ from tests.lock_sessions import Open, place_of, sessions
 from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
 from tests.young_ledger import FEW, ROUNDS, grow, rows_read
-from tickd import ledger
-from tickd.ledger import Abandoned, Admission, Finish, Refusal, Unfinished
+from tickd import admissions, ledger
+from tickd.admissions import Admission, Refusal, Unfinished
+from tickd.ledger import Abandoned, Finish
 from tickd.lock import LockSession, closing, open_session, sole_writer
 from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
 
@@ -51,7 +52,7 @@ LOOKS_FIRST = pytest.mark.parametrize("open_as", ["dedicated", "shared"], indire
 
 async def admit(session: LockSession, one: Tick, *, thread: str | None = None, **options: Any) -> Any:
     """Try the lock and admit the tick; return both answers."""
-    return await ledger.hold_and_admit(
+    return await admissions.hold_and_admit(
         session, one, thread_id=thread or str(one), run_id=run_id(one), **options
     )
 
@@ -129,7 +130,7 @@ async def test_a_row_that_came_after_the_statement_began_is_seen_all_the_same(
     early, late = await open_as("a"), await open_as("b")
     slowly = taking_its_lock(SLOW_TRY)
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
+        patch.setattr(admissions, "HOLD_AND_ADMIT", slowly)
         trying = asyncio.create_task(admit(late, tick()))
         await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]])
 
@@ -148,7 +149,7 @@ async def test_a_tick_that_looked_before_a_hand_off_comes_after_it(
     early, late = await open_as("a"), await open_as("b")
     _, admission = await admit(early, tick())
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+        patch.setattr(admissions, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
         trying = asyncio.create_task(admit(late, tick(1)))
         await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]])
 
@@ -172,7 +173,7 @@ async def test_a_tick_that_looked_before_a_pause_is_not_admitted_after_it(
     session = await open_as("a")
     await ended(session, tick())
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+        patch.setattr(admissions, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
         trying = asyncio.create_task(admit(session, tick(1)))
         await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
 
@@ -189,7 +190,7 @@ async def test_of_eight_replicas_one_runs_each_tick(places: Places, onlooker: On
     async def replica(name: str) -> None:
         for n in range(6):
             attempt = partial(
-                ledger.hold_and_admit, tick=tick(n), thread_id=str(tick(n)), run_id=run_id(tick(n))
+                admissions.hold_and_admit, tick=tick(n), thread_id=str(tick(n)), run_id=run_id(tick(n))
             )
             async with sole_writer(GRAPH, places(name), attempt=attempt) as hold:
                 if isinstance(hold.granted, Admission):
@@ -219,7 +220,7 @@ async def test_admission_is_right_whatever_isolation_the_role_has_by_default(
         early = await open_owner("a")
         slowly = taking_its_lock(SLOW_TRY)
         with monkeypatch.context() as patch:
-            patch.setattr(ledger, "HOLD_AND_ADMIT", slowly)
+            patch.setattr(admissions, "HOLD_AND_ADMIT", slowly)
             trying = asyncio.create_task(admit(late, tick()))
             await onlooker.until(
                 lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]]
@@ -312,20 +313,20 @@ async def test_a_row_that_nobody_has_claimed_yet_is_nobodys_run(open_as: Open, o
     onlooker.connection.execute(UNCLAIMED)
     assert (await a.fetch("SELECT pg_try_advisory_lock(%s, %s)", (7301, lock_key(GRAPH))))[0]
 
-    assert await ledger.unfinished(b, GRAPH) is None
+    assert await admissions.unfinished(b, GRAPH) is None
     assert await admit(b, tick(), tell_running=True) == (False, None)
 
 
 async def test_the_unfinished_tick_of_a_graph_is_the_newest(open_as: Open):
     """A skip says since when the holder runs; an old row that was left behind says nothing of it."""
     a = await open_as("a")
-    assert await ledger.unfinished(a, GRAPH) is None
+    assert await admissions.unfinished(a, GRAPH) is None
     await admit(a, tick(0))
     await a.unlock(GRAPH)
     b = await open_as("b")
     await admit(b, tick(1))
 
-    found = await ledger.unfinished(a, GRAPH)
+    found = await admissions.unfinished(a, GRAPH)
 
     assert found is not None
     assert found.replica == "b"
@@ -346,7 +347,7 @@ async def test_a_tick_that_was_handed_off_goes_on_as_its_next_attempt(
         assert await ledger.waiting(pooled, 7301) == [tick()]
         b = await open_as("b")
 
-        assert await ledger.hold_and_resume(b, tick()) == (True, Admission(3, 2, str(tick())))
+        assert await admissions.hold_and_resume(b, tick()) == (True, Admission(3, 2, str(tick())))
 
         assert await ledger.waiting(pooled, 7301) == []
     assert onlooker.rows("SELECT replica, attempt, token, outcome, finished_at FROM tickd.ticks") == [
@@ -361,7 +362,7 @@ async def test_of_all_that_hear_of_it_one_takes_a_tick_over(open_as: Open, onloo
     await hand_off(open_as, tick())
     replicas = [await open_as(f"r{n}") for n in range(5)]
 
-    answers = await asyncio.gather(*(ledger.hold_and_resume(each, tick()) for each in replicas))
+    answers = await asyncio.gather(*(admissions.hold_and_resume(each, tick()) for each in replicas))
 
     assert [held for held, _ in answers if held] == [True]
     assert [admission for _, admission in answers if admission] == [Admission(3, 2, str(tick()))]
@@ -374,16 +375,16 @@ async def test_a_tick_that_another_took_over_and_ended_meanwhile_is_left_alone(
     """The late one began to look before, and gets the lock after: it holds the graph for nothing."""
     await hand_off(open_as, tick())
     early, late = await open_as("b"), await open_as("c")
-    slowly = ledger.HOLD_AND_RESUME.replace(
+    slowly = admissions.HOLD_AND_RESUME.replace(
         "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
         "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
     )
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "HOLD_AND_RESUME", slowly)
-        trying = asyncio.create_task(ledger.hold_and_resume(late, tick()))
+        patch.setattr(admissions, "HOLD_AND_RESUME", slowly)
+        trying = asyncio.create_task(admissions.hold_and_resume(late, tick()))
         await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/c") if "pg_sleep" in row[3]])
 
-    _, admission = await ledger.hold_and_resume(early, tick())
+    _, admission = await admissions.hold_and_resume(early, tick())
     assert admission is not None
     await ledger.record(early, tick(), token=admission.token, finish=Finish(Outcome.RAN, admission.attempt))
     await early.unlock(GRAPH)
@@ -408,8 +409,8 @@ async def test_nothing_is_resumed_that_was_not_handed_off(open_as: Open, onlooke
     a = await open_as("a")
     await ended(a, tick())
 
-    assert await ledger.hold_and_resume(a, tick()) == (None, None)
-    assert await ledger.hold_and_resume(a, tick(1)) == (None, None)
+    assert await admissions.hold_and_resume(a, tick()) == (None, None)
+    assert await admissions.hold_and_resume(a, tick(1)) == (None, None)
     assert onlooker.locks() == []
 
 

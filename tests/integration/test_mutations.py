@@ -13,7 +13,7 @@ from tests.integration.conftest import Places
 from tests.integration.exclusion import GRAPH, admit, bare, fresh_tick, late, lost_updates, race
 from tests.mutation import BLOCKING, taking_its_lock
 from tests.replicas import ROOT, replica_environment
-from tickd import ledger
+from tickd import admissions
 from tickd.lock import LockPlace, LockSession, open_session
 
 
@@ -46,7 +46,7 @@ async def test_a_blocking_lock_is_noticed_behind_the_ledger_too(
 ):
     """The admission row keeps the loser from running; but it sat waiting for as long as the winner ran."""
     blocking = taking_its_lock(BLOCKING)
-    monkeypatch.setattr(ledger, "HOLD_AND_ADMIT", blocking)
+    monkeypatch.setattr(admissions, "HOLD_AND_ADMIT", blocking)
     tick = fresh_tick(GRAPH)
 
     result = await race(lambda place, _: admit(place, tick), *contenders, patience=PATIENCE)

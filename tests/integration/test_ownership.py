@@ -31,9 +31,9 @@ from tests.fences import (
     run,
     saver,
 )
+from tickd.admissions import Admission, hold_and_admit
 from tickd.dsn import parse_dsn
 from tickd.fence import PATIENCE, FencedSaver, is_refused, past_stale_writers
-from tickd.ledger import Admission, hold_and_admit
 from tickd.lock import LockPlace, closing, open_session
 from tickd.tick import Tick, run_id
 

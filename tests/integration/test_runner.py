@@ -20,7 +20,7 @@ from tests.integration.conftest import Places
 from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
-from tickd import ledger
+from tickd import admissions, ledger
 from tickd.lock import UNLOCK, LockPlace
 from tickd.log import Log
 from tickd.runner import Limits
@@ -130,7 +130,7 @@ async def test_a_late_tick_that_runs_elsewhere_is_left_to_it_without_a_try(
     running = asyncio.create_task(run(a, tick))
     await gate.arrive()
 
-    monkeypatch.setattr(ledger, "hold_and_admit", None)
+    monkeypatch.setattr(admissions, "hold_and_admit", None)
     await run(b, tick)
 
     skip = only(book.terminal())
@@ -601,7 +601,7 @@ async def test_a_graph_that_is_freed_between_the_first_try_and_the_fire_time_run
     running = asyncio.create_task(run(replica))
     await gate.arrive()
     refused = asyncio.Event()
-    hold_and_admit = ledger.hold_and_admit
+    hold_and_admit = admissions.hold_and_admit
 
     async def noted(*args: Any, **options: Any) -> Any:
         held, granted = await hold_and_admit(*args, **options)
@@ -609,7 +609,7 @@ async def test_a_graph_that_is_freed_between_the_first_try_and_the_fire_time_run
             refused.set()
         return held, granted
 
-    monkeypatch.setattr(ledger, "hold_and_admit", noted)
+    monkeypatch.setattr(admissions, "hold_and_admit", noted)
     following = asyncio.create_task(run(other, other.due(GRAPH, ahead=2 * SECOND)))
     async with asyncio.timeout(10):
         await refused.wait()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tickd.admissions import Refusal, Unfinished
 from tickd.ends import End, Ran, Stopping, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
-from tickd.ledger import Finish, Refusal, Unfinished
+from tickd.ledger import Finish
 from tickd.lock import Hold, Holder, Loss
 from tickd.runs import CutOff, EndKind, RunEnd
 from tickd.tick import Outcome, SkipReason
