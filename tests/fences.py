@@ -43,6 +43,18 @@ FROM checkpoint_writes WHERE thread_id = %(thread)s
 ORDER BY 1, 2, 3, 4
 """
 
+# What is saved is parked in its midst, its threads' rows locked, by a trigger that waits for an advisory lock.
+GATE = """
+CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4711);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER zz_gate BEFORE INSERT ON checkpoints FOR EACH ROW EXECUTE FUNCTION wait_at_gate();
+SELECT pg_advisory_lock(4711)
+"""
+PARKED = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
+
 
 class State(TypedDict, total=False):
     """A list of what each node has left, so that each checkpoint has a row in each of the saver's tables."""

@@ -12,7 +12,19 @@ from langgraph.checkpoint.base import empty_checkpoint
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from tests.fences import SPACE, admit, connect, open_connection, open_pool, prepare, rows, run, saver
+from tests.fences import (
+    GATE,
+    PARKED,
+    SPACE,
+    admit,
+    connect,
+    open_connection,
+    open_pool,
+    prepare,
+    rows,
+    run,
+    saver,
+)
 from tests.onlooker import Onlooker
 from tests.turns import turn
 from tests.young_ledger import FEW, ROUNDS, grow
@@ -22,17 +34,6 @@ from tickd.group_commit import LARGE, MOST_SAVES, TOGETHER, GroupCommit, Save
 from tickd.saves import GroupedSaver
 
 
-# A group is parked in its midst, its threads' rows locked, by a trigger that waits for an advisory lock.
-GATE = """
-CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock_shared(4711);
-    RETURN NEW;
-END $$;
-CREATE TRIGGER zz_gate BEFORE INSERT ON checkpoints FOR EACH ROW EXECUTE FUNCTION wait_at_gate();
-SELECT pg_advisory_lock(4711)
-"""
-PARKED = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
 # All that one transaction has written has its number.
 TRANSACTIONS = (
     "SELECT xmin::text, array_agg(DISTINCT thread_id ORDER BY thread_id) FROM checkpoints GROUP BY 1"

@@ -17,7 +17,21 @@ from langgraph.types import interrupt
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
-from tests.fences import GRAPH, SPACE, THREAD, State, admit, config, connect, graph, open_pool, prepare, rows
+from tests.fences import (
+    GATE,
+    GRAPH,
+    PARKED,
+    SPACE,
+    THREAD,
+    State,
+    admit,
+    config,
+    connect,
+    graph,
+    open_pool,
+    prepare,
+    rows,
+)
 from tests.onlooker import Onlooker
 from tests.turns import turn
 from tickd import saves
@@ -37,18 +51,7 @@ GROUP BY number ORDER BY number::bigint
 """
 STEPS = "SELECT (metadata ->> 'step')::int FROM checkpoints ORDER BY 1"
 WRITES = "SELECT channel, blob IS NOT NULL FROM checkpoint_writes"
-# The next save is parked in its transaction by a trigger that waits for an advisory lock.
-GATE = """
-CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock_shared(4711);
-    RETURN NEW;
-END $$;
-CREATE TRIGGER zz_gate BEFORE INSERT ON checkpoints FOR EACH ROW EXECUTE FUNCTION wait_at_gate();
-SELECT pg_advisory_lock(4711)
-"""
 TOP: Any = {"configurable": {"thread_id": THREAD, "checkpoint_ns": ""}}
-PARKED = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
 
 
 class Place:
