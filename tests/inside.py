@@ -85,6 +85,9 @@ async def replica_inside(
                 limits=Limits(max_running, 8, drain_timeout),
             )
             backlog = Backlog(runner, entries=entries, pool=pool, place=place, clock=clock, stop=stop)
-            yield Inside(entries, runner, backlog, clock, stop, pool)
+            try:
+                yield Inside(entries, runner, backlog, clock, stop, pool)
+            finally:
+                await runner.end()
         finally:
             await thread.close()

@@ -131,6 +131,5 @@ class Places:
         return self._spare.pop() if self._spare else None
 
     async def _close_spare(self) -> None:
-        spare, self._spare = self._spare, []
-        for session in spare:
-            await session.close()
+        while self._spare:
+            await self._spare.pop().close()

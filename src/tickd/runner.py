@@ -338,6 +338,7 @@ class Runner:
                 session = await self.open_session(entry)
             except Unreachable as error:
                 self.note_unreachable(error)
+                await self._shared.give_way()
                 seed = f"{self._place.replica}/{tick}"
                 pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=seed)
                 if self._clock.now() + pause > until:

@@ -55,6 +55,11 @@ class SharedSession(LockSession):
         """Say whether the session is gone, and with it every hold that was on it."""
         return self._loss.done()
 
+    @property
+    def idle(self) -> bool:
+        """Say whether it holds nothing and nothing is asked of it."""
+        return not self._graphs and all(sending.done() for sending in self._sending)
+
     def enter(self, graph: str) -> None:
         """Note that a try of the graph's key begins; a key that the session is at already raises ValueError."""
         if graph in self._graphs:
@@ -215,6 +220,13 @@ class SharedHolds:
             if self._session is None:
                 self._session = SharedSession(await open_session(self._place), self._newest_timeline)
             return self._session
+
+    async def give_way(self) -> None:
+        """Close a session that is idle, for somebody wants a connection and there is none; it is opened again when needed."""
+        async with self._opening:
+            if self._session is not None and self._session.idle:
+                idle, self._session = self._session, None
+                await idle.end()
 
     async def end(self) -> None:
         """Close the session, if there is one."""

@@ -39,6 +39,7 @@ def test_another_replica_tries_again_where_the_first_one_failed_and_died(fleet: 
     a = fleet.start("a", schedule)
     retrying = a.wait_for("tick.retrying", graph="passing", timeout=60)
     a.kill()
+    witness.bury("a", witness.now())
     at = parse_instant(retrying["fire_time"])
     b = fleet.start("b", schedule)
     b.wait_for("daemon.ready", timeout=60)

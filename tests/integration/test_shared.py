@@ -53,6 +53,22 @@ async def test_many_holds_take_one_connection_and_each_is_let_go_alone(
     assert len(onlooker.sessions("tickd/")) == 1
 
 
+async def test_it_gives_its_connection_up_when_nothing_is_held_on_it(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """A server that has no connection left for a tick has none for a session that only writes for others."""
+    async with sole_writer("held", place, session=await holds.session()) as hold:
+        await holds.give_way()
+        assert hold
+        assert len(onlooker.sessions("tickd/")) == 1
+    await holds.give_way()
+    assert onlooker.sessions("tickd/") == []
+    await holds.give_way()
+
+    async with sole_writer("held", place, session=await holds.session()) as hold:
+        assert hold
+
+
 async def test_its_loss_is_the_loss_of_every_hold_and_the_next_run_gets_a_new_one(
     holds: SharedHolds, place: LockPlace, onlooker: Onlooker
 ):
