@@ -278,29 +278,35 @@ class LockSession:
         """
         if self._link.fileno() < 0:  # closed before
             return
-        loop = asyncio.get_running_loop()
+        try:
+            await self.connection.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT.total_seconds()):
+                    await self._hear_the_end()
+        finally:
+            self._link.close()
+
+    async def _hear_the_end(self) -> None:
+        """Return when the server has closed its end of the link, or the link has failed."""
+        # By number: asyncio prints a socket that it does not know yet, with two system calls.
+        loop, link = asyncio.get_running_loop(), self._link.fileno()
         ended = asyncio.Event()
 
         def read() -> None:
-            with suppress(BlockingIOError):
-                try:
-                    last_words = self._link.recv(4096, socket.MSG_DONTWAIT)
-                except ConnectionError:
-                    last_words = b""
-                if not last_words:
-                    ended.set()
+            try:
+                if self._link.recv(4096, socket.MSG_DONTWAIT):
+                    return  # its last words
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # a link that died: nobody will say more
+            ended.set()
 
+        loop.add_reader(link, read)
         try:
-            await self.connection.close()
-            loop.add_reader(
-                self._link.fileno(), read
-            )  # by number: asyncio prints a socket that it does not know yet
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EXIT.total_seconds()):
-                    await ended.wait()
+            await ended.wait()
         finally:
-            loop.remove_reader(self._link.fileno())
-            self._link.close()
+            loop.remove_reader(link)
 
     async def _fetch(self, query: Any, parameters: Any) -> Any:
         cursor = await self.connection.execute(query, parameters)

@@ -476,6 +476,22 @@ async def test_a_session_that_is_closed_has_no_backend_any_more(place: LockPlace
         assert onlooker.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0
 
 
+async def test_a_link_that_fails_at_the_farewell_ends_the_wait(
+    place: LockPlace, monkeypatch: pytest.MonkeyPatch
+):
+    """Its host cannot be reached any more, which is not how a connection that is closed fails."""
+    monkeypatch.setattr("tickd.lock.EXIT", timedelta(minutes=10))
+    session = await open_session(place)
+
+    class Failing(socket.socket):
+        def recv(self, *_: Any) -> bytes:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    session._link = Failing(fileno=session._link.detach())
+    async with asyncio.timeout(10):
+        await session.close()
+
+
 async def test_a_server_that_does_not_end_its_session_is_not_waited_for(
     dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
