@@ -106,8 +106,8 @@ _ONE_DUE: LiteralString = """
 """
 _MANY_DUE: LiteralString = """
     SELECT %(space)s::int AS space, *
-    FROM unnest(%(graph)s::text[], %(key)s::int[], %(fire_time)s::timestamptz[], %(thread_id)s::text[], %(run_id)s::uuid[],
-                %(heed_interrupt)s::bool[])
+    FROM unnest((SELECT %(graph)b::text[]), (SELECT %(key)b::int[]), (SELECT %(fire_time)b::timestamptz[]),
+                (SELECT %(thread_id)b::text[]), (SELECT %(run_id)b::uuid[]), (SELECT %(heed_interrupt)b::bool[]))
       WITH ORDINALITY AS due (graph, key, fire_time, thread_id, run_id, heed_interrupt, number)
     OFFSET 0
 """
@@ -139,7 +139,7 @@ ADMIT_HELD = Question(
     ),
     many=_ADMIT_HELD.replace(
         "DUE",
-        _MANY_DUE.replace("bool[])", "bool[], %(pid)s::int[])").replace(
+        _MANY_DUE.replace("bool[]))", "bool[]), (SELECT %(pid)b::int[]))").replace(
             "interrupt, number", "interrupt, pid, number"
         ),
     ),

@@ -18,6 +18,10 @@ class Question:
     and answers with a row for each that has an answer: its number, counted from 1, and then what `one` answers. `space`
     and `replica` are those of the session in both. No two of a batch may have the same value of `apart`. Those that are
     not `hurried` let the hurried ones go first.
+
+    Each array stands in a sub-select, which hides its length from the planner. It would plan each batch anew for that,
+    and to plan an admission takes as long as to run it. And it is sent as bytes (`%(...)b`): as text, psycopg would look
+    through all its values for quotes.
     """
 
     one: LiteralString

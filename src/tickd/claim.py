@@ -35,8 +35,8 @@ ENQUEUE = """
 WITH due AS MATERIALIZED (
     SELECT *
     FROM unnest(
-        %(graphs)s::text[], %(keys)s::int[], %(fire_times)s::timestamptz[], %(thread_ids)s::text[], %(run_ids)s::uuid[],
-        %(most)s::bigint[], %(refusals)s::text[], %(heed_interrupts)s::bool[]
+        %(graphs)b::text[], %(keys)b::int[], %(fire_times)b::timestamptz[], %(thread_ids)b::text[], %(run_ids)b::uuid[],
+        %(most)b::bigint[], %(refusals)b::text[], %(heed_interrupts)b::bool[]
     ) AS due (graph, key, fire_time, thread_id, run_id, most, refusal, heed_interrupt)
 ), enqueued AS (
     INSERT INTO tickd.ticks

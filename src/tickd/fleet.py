@@ -40,19 +40,19 @@ RETURNING EXISTS (
 REGISTER = """
 INSERT INTO tickd.graphs (space, graph, key, calendar)
 SELECT %s, entry.graph, entry.key, entry.calendar
-FROM unnest(%s::text[], %s::int[], %s::text[]) AS entry (graph, key, calendar)
+FROM unnest(%b::text[], %b::int[], %b::text[]) AS entry (graph, key, calendar)
 ON CONFLICT (space, graph) DO UPDATE SET calendar = EXCLUDED.calendar, fires_since = clock_timestamp()
 WHERE graphs.calendar IS DISTINCT FROM EXCLUDED.calendar
 """
 FIRES_SINCE = (
-    "SELECT graph, fires_since FROM tickd.graphs WHERE space = %s AND paused_at IS NULL AND graph = ANY(%s)"
+    "SELECT graph, fires_since FROM tickd.graphs WHERE space = %s AND paused_at IS NULL AND graph = ANY(%b)"
 )
 ACCOUNT = """
 INSERT INTO tickd.ticks
     (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type, finished_at)
 SELECT %s, due.graph, due.fire_time, due.mode, 0, due.thread_id, due.run_id, due.outcome, due.reason,
        CASE WHEN due.outcome IS NOT NULL THEN clock_timestamp() END
-FROM unnest(%s::text[], %s::timestamptz[], %s::text[], %s::text[], %s::uuid[], %s::text[], %s::text[])
+FROM unnest(%b::text[], %b::timestamptz[], %b::text[], %b::text[], %b::uuid[], %b::text[], %b::text[])
      AS due (graph, fire_time, mode, thread_id, run_id, outcome, reason)
 ON CONFLICT (space, graph, fire_time) DO NOTHING
 RETURNING graph, fire_time

@@ -36,11 +36,12 @@ LARGE = 64 * 1024
 # A row's hold is named as the row passes, see `tickd.fence`.
 # The look for a thread's row stands in a LATERAL of its own, whose FOR SHARE keeps the planner from turning it round:
 # of a table that is still small it would read all, and keep that plan.
-# The arrays stand in sub-selects, which hide their lengths from the planner: it would plan each group anew for them.
+# The arrays stand in sub-selects, which hide their lengths from the planner: it would plan each group anew for them. They
+# are sent as bytes (`%(...)b`): as text, psycopg would look for the quotes in every one of their values.
 _SAVE: LiteralString = """
 WITH held AS MATERIALIZED (
     SELECT given.n, given.hold, given.thread_id
-    FROM unnest((SELECT %(thread_id)s::text[]), (SELECT %(hold)s::text[])) WITH ORDINALITY AS given (thread_id, hold, n)
+    FROM unnest((SELECT %(thread_id)b::text[]), (SELECT %(hold)b::text[])) WITH ORDINALITY AS given (thread_id, hold, n)
     CROSS JOIN LATERAL (
         SELECT
         FROM tickd.threads AS t
@@ -50,8 +51,8 @@ WITH held AS MATERIALIZED (
 ), blobs AS (
     INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
     SELECT NAMED, checkpoint_ns, channel, version, type, blob
-    FROM unnest((SELECT %(blob_n)s::int[]), (SELECT %(blob_ns)s::text[]), (SELECT %(blob_channel)s::text[]),
-                (SELECT %(blob_version)s::text[]), (SELECT %(blob_type)s::text[]), (SELECT %(blob)s::bytea[]))
+    FROM unnest((SELECT %(blob_n)b::int[]), (SELECT %(blob_ns)b::text[]), (SELECT %(blob_channel)b::text[]),
+                (SELECT %(blob_version)b::text[]), (SELECT %(blob_type)b::text[]), (SELECT %(blob)b::bytea[]))
       AS given (n, checkpoint_ns, channel, version, type, blob)
     JOIN held USING (n)
     ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING
@@ -59,17 +60,17 @@ WITH held AS MATERIALIZED (
     INSERT INTO checkpoint_writes
         (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
     SELECT NAMED, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob
-    FROM unnest((SELECT %(write_n)s::int[]), (SELECT %(write_ns)s::text[]), (SELECT %(write_checkpoint)s::text[]),
-                (SELECT %(write_task)s::text[]), (SELECT %(write_path)s::text[]), (SELECT %(write_idx)s::int[]),
-                (SELECT %(write_channel)s::text[]), (SELECT %(write_type)s::text[]), (SELECT %(write)s::bytea[]))
+    FROM unnest((SELECT %(write_n)b::int[]), (SELECT %(write_ns)b::text[]), (SELECT %(write_checkpoint)b::text[]),
+                (SELECT %(write_task)b::text[]), (SELECT %(write_path)b::text[]), (SELECT %(write_idx)b::int[]),
+                (SELECT %(write_channel)b::text[]), (SELECT %(write_type)b::text[]), (SELECT %(write)b::bytea[]))
       AS given (n, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob)
     JOIN held USING (n)
     ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) DO NOTHING
 ), checkpoints AS (
     INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
     SELECT NAMED, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::jsonb, metadata::jsonb
-    FROM unnest((SELECT %(checkpoint_n)s::int[]), (SELECT %(checkpoint_ns)s::text[]), (SELECT %(checkpoint_id)s::text[]),
-                (SELECT %(checkpoint_parent)s::text[]), (SELECT %(checkpoint)s::text[]), (SELECT %(metadata)s::text[]))
+    FROM unnest((SELECT %(checkpoint_n)b::int[]), (SELECT %(checkpoint_ns)b::text[]), (SELECT %(checkpoint_id)b::text[]),
+                (SELECT %(checkpoint_parent)b::text[]), (SELECT %(checkpoint)b::text[]), (SELECT %(metadata)b::text[]))
       AS given (n, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
     JOIN held USING (n)
     ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)

@@ -82,12 +82,12 @@ FROM (
         FROM pg_trigger
         WHERE tgrelid = to_regclass(name) AND starts_with(tgname::text, 'tickd_guard_') AND tgenabled IN ('O', 'A')
     ) AS guards
-    FROM unnest(%s::text[]) AS name
+    FROM unnest(%b::text[]) AS name
 ) AS saver
 """
 WAS_REMOVED = "SELECT obj_description(to_regclass('tickd.threads'), 'pg_class') IS NOT DISTINCT FROM %s"
 PRESENT = "SELECT to_regprocedure('tickd.guard_write()') IS NOT NULL"
-MISSING = "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NULL"
+MISSING = "SELECT name FROM unnest(%b::text[]) AS name WHERE to_regclass(name) IS NULL"
 # Every schema's, not only those on the search_path.
 INSTALLED = """
 SELECT n.nspname, c.relname, g.tgname

@@ -34,8 +34,9 @@ SET outcome = ended.outcome, error_type = ended.error_type, error = ended.error,
     lease_until = NULL, finished_at = clock_timestamp()
 FROM (
     SELECT %(space)s::int AS space, *
-    FROM unnest(%(graph)s::text[], %(fire_time)s::timestamptz[], %(token)s::bigint[], %(outcome)s::text[],
-                %(error_type)s::text[], %(error)s::text[], %(attempt)s::int[])
+    FROM unnest((SELECT %(graph)b::text[]), (SELECT %(fire_time)b::timestamptz[]), (SELECT %(token)b::bigint[]),
+                (SELECT %(outcome)b::text[]), (SELECT %(error_type)b::text[]), (SELECT %(error)b::text[]),
+                (SELECT %(attempt)b::int[]))
       WITH ORDINALITY AS due (graph, fire_time, token, outcome, error_type, error, attempt, number)
     OFFSET 0
 ) AS ended
@@ -58,7 +59,10 @@ RECORD_HELD = Question(
     ),
     many=LOCKS
     + RECORD.many.replace("RETURNING", _STILL_HELD.replace("due.", "ended."))
-    .replace("%(attempt)s::int[])", "%(attempt)s::int[], %(key)s::int[], %(pid)s::int[])")
+    .replace(
+        "(SELECT %(attempt)b::int[]))",
+        "(SELECT %(attempt)b::int[]), (SELECT %(key)b::int[]), (SELECT %(pid)b::int[]))",
+    )
     .replace("error, attempt, number)", "error, attempt, key, pid, number)"),
     apart="graph",
     hurried=False,
@@ -86,9 +90,10 @@ SET outcome = %(outcome)s, error_type = %(error_type)s, error = %(error)s, attem
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND mode = 'skip'
   AND (outcome IS NULL OR outcome = 'abandoned')
 """
+# The arrays stand in sub-selects for the reason that `tickd.batch` gives.
 ADMITTED = """
 SELECT t.graph, t.fire_time, t.replica, t.outcome IS NOT NULL, t.admitted_at
-FROM unnest(%s::text[], %s::timestamptz[]) AS due (graph, fire_time)
+FROM unnest((SELECT %b::text[]), (SELECT %b::timestamptz[])) AS due (graph, fire_time)
 CROSS JOIN LATERAL (
     SELECT *
     FROM tickd.ticks
@@ -127,7 +132,7 @@ ABANDON = """
 WITH abandoned AS (
     UPDATE tickd.ticks AS t
     SET outcome = 'abandoned', finished_at = clock_timestamp()
-    FROM unnest(%(graphs)s::text[], %(fire_times)s::timestamptz[], %(tokens)s::bigint[])
+    FROM unnest(%(graphs)b::text[], %(fire_times)b::timestamptz[], %(tokens)b::bigint[])
       AS suspect (graph, fire_time, token)
     WHERE t.space = %(space)s AND t.graph = suspect.graph AND t.fire_time = suspect.fire_time
       AND t.token = suspect.token AND t.outcome IS NULL

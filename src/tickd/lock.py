@@ -49,7 +49,7 @@ UNLOCK = Question(
     one="SELECT pg_advisory_unlock(%(space)s::int, %(key)s::int)",
     many="""
 SELECT number, pg_advisory_unlock(%(space)s::int, key)
-FROM unnest(%(key)s::int[]) WITH ORDINALITY AS held (key, number)
+FROM unnest((SELECT %(key)b::int[])) WITH ORDINALITY AS held (key, number)
 """,
     apart="key",
 )

@@ -37,9 +37,9 @@ WHERE thread_id IN (
 RETURNING thread_id
 """
 DELETE_CHECKPOINTS = (
-    "DELETE FROM checkpoint_writes WHERE thread_id = ANY(%s)",
-    "DELETE FROM checkpoint_blobs WHERE thread_id = ANY(%s)",
-    "DELETE FROM checkpoints WHERE thread_id = ANY(%s)",
+    "DELETE FROM checkpoint_writes WHERE thread_id = ANY(%b)",
+    "DELETE FROM checkpoint_blobs WHERE thread_id = ANY(%b)",
+    "DELETE FROM checkpoints WHERE thread_id = ANY(%b)",
 )
 DELETE_TICKS = """
 DELETE FROM tickd.ticks

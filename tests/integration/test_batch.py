@@ -35,6 +35,8 @@ ORDER BY number DESC
 """,
     apart="key",
 )
+PLANS = "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
+MOST = 8
 RAN = Finish(Outcome.RAN, 1)
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -69,6 +71,13 @@ async def admit(session: LockSession, graph: str) -> Any:
     )
 
 
+async def whole_life(session: LockSession, one: Tick) -> None:
+    """Admit the tick, record its end and unlock, whatever is answered."""
+    await admissions.hold_and_admit(session, one, thread_id=str(one), run_id=run_id(one))
+    await ledger.record(session, one, token=1, finish=RAN)
+    await session.unlock(one.graph)
+
+
 async def busy(session: LockSession, onlooker: Onlooker) -> asyncio.Task[Any]:
     """Keep the session busy for a moment."""
     task = asyncio.create_task(session.fetch("SELECT pg_sleep(0.3)"))
@@ -93,6 +102,26 @@ async def test_whoever_asks_while_the_session_is_busy_is_asked_for_together(
 
     assert answers == [[3, 6], [3, 3], [3, 2]]
     await sleeping
+
+
+@pytest.mark.parametrize("kind", ["shared", "apart"])
+async def test_it_is_not_planned_anew_for_its_length(dsn: str, kind: str):
+    """To plan an admission of many takes longer than to run it."""
+    async with sessions(dsn, kind=kind) as open_as:
+        own = [await open_as("a") for _ in range(MOST)] if kind == "apart" else [await open_as("a")] * MOST
+        for session in own:
+            session.ledger = own[0].ledger
+        for count in [*range(1, MOST + 1)] * 3:
+            graphs = [f"graph-{count}-{number}" for number in range(count)]
+            ticks = [Tick(graph, TEN + timedelta(seconds=count)) for graph in graphs]
+            await asyncio.gather(*map(whole_life, own, ticks))
+
+        plans = await own[0].ledger.fetch_all(PLANS)
+
+    # Postgres plans the first five for their values, whatever they are.
+    assert len(plans) >= (3 if kind == "shared" else 2)
+    assert [custom for _, custom in plans if custom > 5] == []
+    assert sum(generic for generic, _ in plans) > 0
 
 
 async def test_two_that_must_not_meet_in_one_statement_are_asked_apart(session: LockSession):

@@ -294,6 +294,20 @@ async def test_the_cheap_look_tells_what_runs_from_what_has_ended(open_as: Open,
         assert await ledger.admitted(pooled, 7301, []) == {}
 
 
+async def test_the_cheap_look_is_not_planned_anew_for_its_length(admin_dsn: str):
+    """A herd looks every few milliseconds, and each time for fewer ticks."""
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        for count in range(1, 31):
+            await ledger.admitted(pooled, 7301, [tick(0, f"graph-{number}") for number in range(count)])
+
+        cursor = await pooled.execute("SELECT generic_plans, custom_plans FROM pg_prepared_statements")
+        generic, custom = (await cursor.fetchall())[0]
+
+    # Postgres plans the first five for their values, whatever they are.
+    assert generic > 0
+    assert custom == 5
+
+
 @LOOKS_FIRST
 async def test_a_loser_can_be_told_in_the_same_statement_which_tick_runs(open_as: Open):
     """In a herd most attempts lose, and a second question each would cost as much as the attempt."""
