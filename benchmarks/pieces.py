@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import plan
 from benchmarks.quantiles import quantile
-from tickd import admissions, fence, ledger, runner, runs
+from tickd import admissions, fence, graph_thread, ledger, runner, runs
 from tickd.cli import main as tickd_main
 from tickd.tick import Tick
 
@@ -76,10 +76,10 @@ def _wrap() -> None:
     _around(runner.Runner, "_end_before_attempt", None, "due")
     _around(admissions, "hold_and_admit", "ask", "admitted")
     _around(ledger, "record", None, "recorded")
-    _around(runs.Run, "_work", "begun", "worked")
+    _around(runs.Run, "work", "begun", "worked")
     _around(fence.FencedSaver, "aget_tuple", "read", "has_read")
     _around(runs.RunSaver, "aget_tuple", None, "freed")
-    plain_run, plain_started = runs.GraphThread.run, plan.Witness.started
+    plain_run, plain_started = graph_thread.GraphThread.run, plan.Witness.started
 
     def run(self: Any, order: Any, **kwargs: Any) -> Any:
         stamp(order.tick.graph, order.tick.fire_time.timestamp(), "ordered")
@@ -89,7 +89,7 @@ def _wrap() -> None:
         stamp(name, fire_time, "node")
         plain_started(self, name, fire_time)
 
-    runs.GraphThread.run = run  # type: ignore[method-assign]  # to be measured from outside
+    graph_thread.GraphThread.run = run  # type: ignore[method-assign]  # to be measured from outside
     plan.Witness.started = started  # type: ignore[method-assign]  # likewise
 
 

@@ -14,11 +14,11 @@ from langgraph.graph import END, START, StateGraph
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.clock import DatabaseClock
+from tickd.graph_thread import GraphThread, PoolSize
 from tickd.graphs import LoadedGraph
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.runner import Limits, Runner
-from tickd.runs import GraphThread, PoolSize
 from tickd.schedule import parse
 from tickd.stop import Stop
 from tickd.tick import Tick

@@ -17,6 +17,7 @@ from tickd.database import DatabaseStart
 from tickd.ends import milliseconds
 from tickd.entry import Entry
 from tickd.fleet import Fleet, beat
+from tickd.graph_thread import GraphThread, PoolSize
 from tickd.graphs import Reference, resolve_all
 from tickd.http import serving
 from tickd.lock import LockPlace, closing, open_session
@@ -24,7 +25,6 @@ from tickd.log import Log
 from tickd.policy import fires_after, in_own_order
 from tickd.pool import Pool
 from tickd.runner import LEAD, Limits, Runner, Unreachable
-from tickd.runs import GraphThread, PoolSize
 from tickd.schedule import Schedule
 from tickd.settings import Settings
 from tickd.stop import Stop

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from tickd.graph_thread import GraphThread
 from tickd.lock import LockSession
-from tickd.runs import GraphThread
 from tickd.stop import Stop
 
 

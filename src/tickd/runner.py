@@ -22,6 +22,7 @@ from tickd.admissions import Admission
 from tickd.attempts import Attempts
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, end_of_run, error_end, lost, milliseconds, skipped, skipped_by
+from tickd.graph_thread import GraphThread
 from tickd.graphs import LoadedGraph
 from tickd.ledger import Finish
 from tickd.lock import (
@@ -41,7 +42,7 @@ from tickd.looks import Looks
 from tickd.occupancy import Occupancy
 from tickd.places import Places, Room
 from tickd.policy import backoff
-from tickd.runs import EndKind, GraphThread
+from tickd.runs import EndKind
 from tickd.schedule import Entry
 from tickd.shared import SharedHolds
 from tickd.stop import Stop

@@ -16,13 +16,13 @@ from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
 from tickd.entry import Entry
 from tickd.fleet import Fleet
+from tickd.graph_thread import GraphThread
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
 from tickd.policy import backoff
 from tickd.pool import Pool
 from tickd.retention import remove_old
 from tickd.runner import Unreachable
-from tickd.runs import GraphThread
 from tickd.stop import Stop
 from tickd.tick import Tick, instant_text
 from tickd.timer import Timer

@@ -17,8 +17,9 @@ from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
 from tests.played import Gate, State, graph_of, graph_thread, step
 from tickd.errors import Unusable
+from tickd.graph_thread import GraphThread
 from tickd.graphs import LoadedGraph, Reference
-from tickd.runs import CutOff, EndKind, GraphThread, Run, RunEnd, RunOrder
+from tickd.runs import CutOff, EndKind, Run, RunEnd, RunOrder
 from tickd.tick import Tick, run_id
 
 
