@@ -198,6 +198,19 @@ class Settings(BaseSettings):
         )
 
 
+class _ScheduleAlone(BaseSettings):
+    """The one setting that a command needs which looks at a schedule and at no database."""
+
+    model_config = Settings.model_config
+
+    schedule: Path = Settings.model_fields["schedule"].default
+
+
+def usual_schedule() -> Path:
+    """Return the schedule file where the command line names none, whatever else the settings say."""
+    return _ScheduleAlone().schedule
+
+
 def read_settings(**overrides: Any) -> Settings:
     """Return the settings of this process; whatever is wrong is one Unusable that names each variable, never its value."""
     try:

@@ -300,6 +300,14 @@ def test_the_schedule_is_found_in_the_environment_or_by_its_usual_name(directory
     assert {line["graph"] for line in lines(here("next", "--json"))} == {"b"}
 
 
+def test_the_schedule_is_found_in_the_dot_env_file_as_a_replica_finds_it(directory, here):
+    """Whatever else is wrong there: these commands need no database."""
+    write(directory, "graphs: {a: {graph: a:b, every: 1s}}\n")
+    (directory / "other.yaml").write_text("graphs: {b: {graph: a:b, every: 1s}}\n")
+    (directory / ".env").write_text("TICKD_SCHEDULE=other.yaml\nTICKD_LOCK_SPACE=seven\n")
+    assert {line["graph"] for line in lines(here("next", "--json"))} == {"b"}
+
+
 @pytest.mark.parametrize(
     "text",
     [

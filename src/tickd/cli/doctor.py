@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from tickd.cli.arguments import DEFAULT_SCHEDULE, Json
+from tickd.cli.arguments import Json, ScheduleFile
 from tickd.cli.output import print_json
 from tickd.errors import DatabaseUnusable, Unusable
 
@@ -22,12 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    schedule: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", envvar="TICKD_SCHEDULE", help="The schedule file.", show_default="schedule.yaml"
-        ),
-    ] = DEFAULT_SCHEDULE,
+    schedule: ScheduleFile,
     *,
     as_json: Json = False,
 ) -> None:

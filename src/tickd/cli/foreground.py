@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tickd.cli.arguments import DEFAULT_SCHEDULE, Json
+from tickd.cli.arguments import Json, usual_schedule
 from tickd.cli.output import print_json
 from tickd.errors import Unusable
 from tickd.tick import Outcome, Tick, instant_text, parse_instant
@@ -21,7 +21,15 @@ from tickd.tick import Outcome, Tick, instant_text, parse_instant
 Graph = Annotated[str, typer.Argument(help="The graph's name in the schedule.", show_default=False)]
 FireTime = Annotated[str, typer.Argument(help="The tick's fire time, as the log has it.", show_default=False)]
 Schedule = Annotated[
-    Path, typer.Option("--schedule", "-s", envvar="TICKD_SCHEDULE", help="The schedule file.")
+    Path,
+    typer.Option(
+        "--schedule",
+        "-s",
+        envvar="TICKD_SCHEDULE",
+        help="The schedule file.",
+        default_factory=usual_schedule,
+        show_default="schedule.yaml",
+    ),
 ]
 
 
@@ -34,7 +42,7 @@ def register(app: typer.Typer) -> None:
 def fire(
     graph: Graph,
     *,
-    schedule: Schedule = DEFAULT_SCHEDULE,
+    schedule: Schedule,
     given: Annotated[
         str | None, typer.Option("--input", "-i", help="The input, as JSON; default: the schedule's.")
     ] = None,
@@ -64,7 +72,7 @@ def resume_tick(
     fire_time: FireTime,
     *,
     value: Annotated[str, typer.Option("--value", help="The answer to the interrupt, as JSON.")],
-    schedule: Schedule = DEFAULT_SCHEDULE,
+    schedule: Schedule,
     as_json: Json = False,
 ) -> None:
     """Answer a tick that waits on an interrupt, and run it to its end in the foreground, under the graph's lock."""

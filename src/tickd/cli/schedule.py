@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from tickd.cli import upcoming
-from tickd.cli.arguments import DEFAULT_SCHEDULE, Json, ScheduleFile
+from tickd.cli.arguments import Json, ScheduleFile
 from tickd.cli.output import print_json
 from tickd.errors import Unusable
 from tickd.schedule import Entry, Fault, Schedule, ScheduleError
@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
     app.command()(init)
 
 
-def check(file: ScheduleFile = DEFAULT_SCHEDULE, *, as_json: Json = False) -> None:
+def check(file: ScheduleFile, *, as_json: Json = False) -> None:
     """Say everything that is wrong with a schedule, each with file, line and column.
 
     Its graphs are loaded too, as a replica would load them. Exit code 2 when a replica would not start with the file.

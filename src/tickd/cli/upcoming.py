@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from tickd.calendar import ClockChange, clock_changes
-from tickd.cli.arguments import DEFAULT_SCHEDULE, Json, ScheduleFile
+from tickd.cli.arguments import Json, ScheduleFile
 from tickd.cli.output import print_json
 from tickd.duration import duration_text
 from tickd.errors import Unusable
@@ -42,7 +42,7 @@ Explain = Annotated[
 
 
 def upcoming(
-    file: ScheduleFile = DEFAULT_SCHEDULE,
+    file: ScheduleFile,
     *,
     graph: GraphOption = None,
     after: After = None,
