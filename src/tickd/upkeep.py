@@ -6,6 +6,7 @@ is late finds its ticks later, and a replica that hears nothing sweeps (I7).
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,8 @@ LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
 RETAIN_EVERY = timedelta(seconds=60)
 LEAST_JUMP = timedelta(seconds=1)
 LISTEN_AGAIN = timedelta(seconds=30)
+# A session that has listened for so long is replaced without a pause when it ends.
+PRESENT_FOR = timedelta(seconds=2)
 LOOK_AT_LOOP_EVERY = timedelta(milliseconds=250)
 BLOCKED_AFTER = 1.0
 LATE_TIMER = timedelta(seconds=5)
@@ -197,16 +200,20 @@ class Upkeep:
         present: Fleet | None = self._fleet
         while not self._stop.requested:
             tries += 1
+            present_since = math.inf
             try:
                 present = present or Fleet(await open_session(self._place))
                 async with closing(present.session) as session:
                     await present.join(self._stop)
                     await session.change(announcement.LISTEN)
-                    tries = 0
+                    present_since = time.monotonic()
                     await self._hear(session.connection.notifies)
             except Unreachable:
-                pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
-                await self._stop.wait(pause)
+                if time.monotonic() - present_since > PRESENT_FOR.total_seconds():
+                    tries = 0  # at once: a replica that starts meanwhile would take itself for the first
+                else:
+                    pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
+                    await self._stop.wait(pause)
             present = None
 
     async def retain(self) -> None:
