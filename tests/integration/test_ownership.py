@@ -53,6 +53,10 @@ FAILS = " LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'the trigger fires'; END 
 BLOCKERS = "SELECT pg_blocking_pids(%s)"
 WAITING = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted"
 
+ALL_THREE_WRITE = """
+SELECT count(DISTINCT left(task_id, 2)) = 3 AND count(*) > 30 FROM checkpoint_writes WHERE task_id LIKE '_/%%'
+"""
+
 OPERATIONS = ("put", "put_writes", "delete")
 # Where a writer of each kind is parked: before it has passed the guard anywhere, or when it has.
 BEFORE_THE_GUARD = [
@@ -400,21 +404,23 @@ async def test_a_stream_of_writes_does_not_starve_a_take_over(stage, dsn):
     """Shared locks may be taken while an update waits for them to be free; they must run out all the same."""
     async with open_pool(dsn) as one, open_pool(dsn) as two, open_pool(dsn) as three:
 
-        async def write(pool: Any) -> int:
+        async def write(pool: Any, name: str) -> int:
             """Write until refused; returns how often it got through."""
             writer = saver(pool, 5)
             found: Any = await writer.aget_tuple(config())
             for count in itertools.count():
                 try:
-                    await writer.aput_writes(found.config, [("seen", [count])], f"task {count}")
+                    await writer.aput_writes(found.config, [("seen", [count])], f"{name}/{count}")
                 except psycopg.DatabaseError as error:
                     if not is_refused(error):
                         raise
                     return count
             raise AssertionError("it counts for ever")
 
-        writers = [asyncio.create_task(write(pool)) for pool in (one, two, three)]
-        await stage.until("SELECT count(*) > 30 FROM checkpoint_writes WHERE task_id LIKE 'task%%'")
+        writers = [
+            asyncio.create_task(write(pool, name)) for pool, name in ((one, "a"), (two, "b"), (three, "c"))
+        ]
+        await stage.until(ALL_THREE_WRITE)
         async with asyncio.timeout(10):
             await admit(stage.admitting, 6)
         assert all(count > 0 for count in await asyncio.gather(*writers))
