@@ -109,9 +109,12 @@ class GroupedSaver(FencedSaver):
 
     async def _late_is_written(self) -> None:
         """Wait for what was sent late; raises what became of it, to whoever comes: maybe nobody waited for it."""
-        if self._late is not None:
-            await asyncio.wait({self._late})
-            self._late.result()
+        late = None
+        # Another save may be sent late meanwhile, and stands in its place then.
+        while self._late is not None and self._late is not late:
+            late = self._late
+            await asyncio.wait({late})
+            late.result()
 
     async def _write_kept(self) -> None:
         if self._kept is not None:

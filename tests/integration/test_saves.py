@@ -376,3 +376,20 @@ async def test_a_run_that_is_cancelled_waits_for_what_was_sent_late(place: Place
         assert place.saver._late.done()
         await onlooker.until(lambda: not onlooker.rows(PARKED))
     assert await rows(place.look) == []
+
+
+async def test_a_save_that_is_sent_late_while_another_is_waited_for_is_waited_for_too():
+    """Of two tasks that wait for one late save the first may have sent its own late before the second comes round."""
+    loop = asyncio.get_running_loop()
+    saver: Any = object.__new__(GroupedSaver)
+    first, second = loop.create_future(), loop.create_future()
+    saver._late = first
+    waiting = asyncio.create_task(saver._late_is_written())
+    await turn()
+
+    saver._late = second
+    first.set_result(None)
+    assert not (await asyncio.wait({waiting}, timeout=0.05))[0]
+    second.set_result(None)
+
+    await waiting
