@@ -89,6 +89,7 @@ class GroupedSaver(FencedSaver):
         if kept is None:
             await self._send(save)
         elif not waits:
+            self._kept = None
             await self._send_kept(kept)
         elif not save.is_input:
             await asyncio.shield(kept.written)
@@ -101,24 +102,28 @@ class GroupedSaver(FencedSaver):
 
     def _come_round(self, kept: Kept, turns: int) -> None:
         """Send what nothing has come for in so many turns."""
-        loop = asyncio.get_running_loop()
         if self._kept is kept and turns:
-            loop.call_soon(self._come_round, kept, turns - 1)
+            asyncio.get_running_loop().call_soon(self._come_round, kept, turns - 1)
         elif self._kept is kept:
-            self._late = loop.create_task(self._send_kept(kept))
+            self._send_late(kept)
+
+    def _send_late(self, kept: Kept) -> None:
+        """Send what is kept in a task of its own; there is one at a time, for nothing is kept until the last is written."""
+        # Not when the task begins: whoever comes before that would send it once more.
+        self._kept = None
+        self._late = asyncio.get_running_loop().create_task(self._send_kept(kept))
+        self._late.add_done_callback(lambda _: kept.written.cancel())  # if it was cancelled before it began
 
     async def _late_is_written(self) -> None:
         """Wait for what was sent late; raises what became of it, to whoever comes: maybe nobody waited for it."""
-        late = None
-        # Another save may be sent late meanwhile, and stands in its place then.
-        while self._late is not None and self._late is not late:
-            late = self._late
+        if (late := self._late) is not None:
             await asyncio.wait({late})
             late.result()
 
     async def _write_kept(self) -> None:
+        # As a late one, whose end the next save awaits: the next checkpoint builds upon it.
         if self._kept is not None:
-            await self._send_kept(self._kept)
+            self._send_late(self._kept)
         await self._late_is_written()
 
     async def _forget_kept(self) -> None:
@@ -130,7 +135,6 @@ class GroupedSaver(FencedSaver):
             await asyncio.gather(self._late, return_exceptions=True)
 
     async def _send_kept(self, kept: Kept) -> None:
-        self._kept = None
         try:
             await self._send(kept.save)
         except asyncio.CancelledError:

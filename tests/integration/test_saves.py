@@ -87,6 +87,19 @@ class Place:
         """Save the checkpoint of a step."""
         await self.saver.aput(TOP, empty_checkpoint(), {"source": "loop", "step": 0}, {})
 
+    def told(self) -> list[str]:
+        """Return a list that tells from now on when something is sent and when it is written."""
+        story: list[str] = []
+        send = self.saver._send
+
+        async def tell(save: Any) -> None:
+            story.append("sent")
+            await send(save)
+            story.append("written")
+
+        self.saver._send = tell  # type: ignore[method-assign]
+        return story
+
     async def steps(self) -> list[int]:
         """Return the steps whose checkpoints another connection sees."""
         return [step for (step,) in await (await self.look.execute(STEPS)).fetchall()]
@@ -378,18 +391,43 @@ async def test_a_run_that_is_cancelled_waits_for_what_was_sent_late(place: Place
     assert await rows(place.look) == []
 
 
-async def test_a_save_that_is_sent_late_while_another_is_waited_for_is_waited_for_too():
-    """Of two tasks that wait for one late save the first may have sent its own late before the second comes round."""
-    loop = asyncio.get_running_loop()
-    saver: Any = object.__new__(GroupedSaver)
-    first, second = loop.create_future(), loop.create_future()
-    saver._late = first
-    waiting = asyncio.create_task(saver._late_is_written())
+@pytest.mark.parametrize("turns", range(saves.TURNS + 4))
+async def test_whenever_a_run_ends_what_is_kept_is_sent_once(place: Place, turns: int):
+    """In the very turn, too, in which it was about to be sent late; a second time it would be told as the run's failure."""
+    sent = place.told()
+    async with place.saver.to_the_end():
+        await place.put_input()
+        for _ in range(turns):
+            await turn()
+
+    assert sent == ["sent", "written"]
+    assert await place.steps() == [-1]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_step_is_saved_after_an_input_that_a_read_has_sent(place: Place):
+    """In a group with those of others it may be there before, and refer to what never comes."""
+    sent = place.told()
+    await place.put_input()
+    read = asyncio.create_task(place.saver.aget_tuple(config()))
     await turn()
+    await place.put_step()
+    await read
 
-    saver._late = second
-    first.set_result(None)
-    assert not (await asyncio.wait({waiting}, timeout=0.05))[0]
-    second.set_result(None)
+    assert sent == ["sent", "written", "sent", "written"]
 
-    await waiting
+
+@pytest.mark.usefixtures("never_late")
+async def test_what_waits_for_a_save_that_is_cancelled_before_it_began_is_cancelled(place: Place):
+    """What a task wrote, say: it would wait for ever."""
+    where: Any = {"configurable": TOP["configurable"] | {"checkpoint_id": "1"}}
+    writing = asyncio.create_task(place.saver.aput_writes(where, [("seen", 1)], "task"))
+    async with asyncio.timeout(10):
+        while place.saver._kept is None:
+            await turn()
+        place.saver._send_late(place.saver._kept)
+        await place.saver._forget_kept()
+        await asyncio.wait({writing})
+
+    assert writing.cancelled()
+    assert await rows(place.look) == []
