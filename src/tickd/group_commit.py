@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -96,6 +96,21 @@ TOGETHER: Mapping[str, Sequence[str]] = {
 }
 # A row, and the names of the arrays that its values go to; the first is for the number of its save's hold.
 Row = tuple[Sequence[str], list[Any]]
+
+
+async def outlast(futures: Collection[asyncio.Future[Any]]) -> None:
+    """Wait until all of these are done, however often this is cancelled meanwhile; raises the cancellation after that.
+
+    A run is cancelled again and again while it does not end, and a `gather` would hand that on to what it waits for.
+    """
+    cancellation: asyncio.CancelledError | None = None
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        raise cancellation
 
 
 class Save:
@@ -208,7 +223,7 @@ class GroupCommit:
             if one in self._gathering:
                 self._gathering.remove(one)
             else:
-                await asyncio.gather(one.written, return_exceptions=True)
+                await outlast({one.written})
             raise
         return one.written.result()
 

@@ -6,8 +6,11 @@ are kept for it, for `TURNS` at most, and all of it is one transaction with one 
 five. It is turns and not time, because a checkpoint may wait for what was written after all (that of a `DeltaChannel`
 does), and a loop that has nothing else to do comes round in microseconds.
 
-The order in which LangGraph saves is kept, and a save comes after what was sent before it: a step's checkpoint builds upon
-the input's. What is kept is written before anything is read, and when its run ends, unless that is cancelled.
+The saves of a run go out one after the other, in the order in which LangGraph makes them: a step's checkpoint builds upon
+the input's. Where an input's could not be written nothing comes after it, and the run has failed, for LangGraph takes it
+for written. What is kept is written before anything is read, and when its run ends, unless that is cancelled. Each save is
+sent by a task of its own. LangGraph abandons the tasks in which it saves when it is cancelled in the wrong moment, and
+what they had sent would be written after the end of the run.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from typing import Any
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.fence import FencedSaver
-from tickd.group_commit import GroupCommit, Save
+from tickd.group_commit import GroupCommit, Save, outlast
 
 
 # What is kept is sent by itself when nothing has come for it in so many turns of the loop.
@@ -28,11 +31,21 @@ TURNS = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """What nobody waits for, to go out with what somebody does; and whether it is written."""
+class Outgoing:
+    """What goes out as one transaction, with whatever is added to it until it is sent; and whether it is written."""
 
     save: Save
     written: asyncio.Future[None]
+
+    def tell(self, sending: asyncio.Task[None]) -> None:
+        """Let whoever waits for it know what became of it."""
+        if sending.cancelled():
+            self.written.cancel()
+        elif (error := sending.exception()) is not None:
+            self.written.set_exception(error)
+            self.written.exception()  # maybe nobody waits for it
+        else:
+            self.written.set_result(None)
 
 
 class GroupedSaver(FencedSaver):
@@ -49,8 +62,11 @@ class GroupedSaver(FencedSaver):
     ) -> None:
         super().__init__(pool, space=space, graph=graph, token=token)
         self._group_commit = group_commit
-        self._kept: Kept | None = None
-        self._late: asyncio.Task[None] | None = None
+        self._kept: Outgoing | None = None
+        self._last: asyncio.Task[None] | None = None
+        self._sending: set[asyncio.Task[None]] = set()
+        self._failed: Exception | None = None
+        self._ended = False
 
     @asynccontextmanager
     async def to_the_end(self) -> AsyncIterator[None]:
@@ -60,11 +76,11 @@ class GroupedSaver(FencedSaver):
                 yield
             except Exception:
                 with suppress(Exception):
-                    await self._write_kept()
+                    await self._all_written()
                 raise
-            await self._write_kept()
+            await self._all_written()
         finally:
-            await self._forget_kept()
+            await self._end()
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[Any]:
@@ -74,80 +90,75 @@ class GroupedSaver(FencedSaver):
             yield save
             await self._save(save)
         else:
-            await self._write_kept()
+            await self._all_written()
             async with super()._cursor() as cursor:
                 yield cursor
 
     async def _save(self, save: Save) -> None:
-        await self._late_is_written()
+        """Send a checkpoint with what is kept, and wait for it; keep all else, and wait for it unless it is an input."""
+        if self._ended:
+            raise RuntimeError("this comes after the end of its run, and was not saved")
         waits = save.is_input or save.is_writes
-        kept = self._kept
-        if kept is not None:
-            kept.save.add(save)
-        elif waits:
-            kept = self._kept = self._keep(save)
-        if kept is None:
-            await self._send(save)
-        elif not waits:
-            self._kept = None
-            await self._send_kept(kept)
-        elif not save.is_input:
-            await asyncio.shield(kept.written)
+        outgoing = self._kept
+        if outgoing is not None:
+            outgoing.save.add(save)
+        else:
+            outgoing = Outgoing(save, asyncio.get_running_loop().create_future())
+            if waits:
+                self._kept = outgoing
+                self._come_round(outgoing, TURNS + 1)
+        if not waits:
+            self._send(outgoing)
+        if not save.is_input:
+            await asyncio.shield(outgoing.written)
 
-    def _keep(self, save: Save) -> Kept:
-        loop = asyncio.get_running_loop()
-        kept = Kept(save, loop.create_future())
-        loop.call_soon(self._come_round, kept, TURNS)
-        return kept
-
-    def _come_round(self, kept: Kept, turns: int) -> None:
+    def _come_round(self, kept: Outgoing, turns: int) -> None:
         """Send what nothing has come for in so many turns."""
         if self._kept is kept and turns:
             asyncio.get_running_loop().call_soon(self._come_round, kept, turns - 1)
         elif self._kept is kept:
-            self._send_late(kept)
+            self._send(kept)
 
-    def _send_late(self, kept: Kept) -> None:
-        """Send what is kept in a task of its own; there is one at a time, for nothing is kept until the last is written."""
-        # Not when the task begins: whoever comes before that would send it once more.
+    def _send(self, outgoing: Outgoing) -> None:
+        # Not when the task begins: whoever comes before that would send what is kept once more.
         self._kept = None
-        self._late = asyncio.get_running_loop().create_task(self._send_kept(kept))
-        self._late.add_done_callback(lambda _: kept.written.cancel())  # if it was cancelled before it began
+        sending = asyncio.get_running_loop().create_task(self._write(outgoing.save, self._last))
+        self._last = sending
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        sending.add_done_callback(outgoing.tell)
 
-    async def _late_is_written(self) -> None:
-        """Wait for what was sent late; raises what became of it, to whoever comes: maybe nobody waited for it."""
-        if (late := self._late) is not None:
-            await asyncio.wait({late})
-            late.result()
+    async def _write(self, save: Save, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if self._failed is not None:
+            raise self._failed
+        try:
+            await self._group_commit.save(save, partial(self._save_alone, save))
+        except Exception as error:
+            if save.is_input:
+                self._failed = error
+            raise
 
-    async def _write_kept(self) -> None:
-        # As a late one, whose end the next save awaits: the next checkpoint builds upon it.
+    async def _all_written(self) -> None:
+        """Send what is kept and wait for all that was sent; raises what became of an input: nobody else waited for it."""
         if self._kept is not None:
-            self._send_late(self._kept)
-        await self._late_is_written()
+            self._send(self._kept)
+        if self._last is not None:
+            await asyncio.wait({self._last})
+        if self._failed is not None:
+            raise self._failed
 
-    async def _forget_kept(self) -> None:
+    async def _end(self) -> None:
+        """Let nothing be written from now on, and return when nothing is under way any more."""
+        self._ended = True
         if self._kept is not None:
             self._kept.written.cancel()
             self._kept = None
-        if self._late is not None:
-            self._late.cancel()
-            await asyncio.gather(self._late, return_exceptions=True)
-
-    async def _send_kept(self, kept: Kept) -> None:
-        try:
-            await self._send(kept.save)
-        except asyncio.CancelledError:
-            kept.written.cancel()
-            raise
-        except Exception as error:
-            kept.written.set_exception(error)
-            kept.written.exception()  # whoever does not wait for it is told by the next save
-            raise
-        kept.written.set_result(None)
-
-    async def _send(self, save: Save) -> None:
-        await self._group_commit.save(save, partial(self._save_alone, save))
+        sending = set(self._sending)
+        for task in sending:
+            task.cancel()
+        await outlast(sending)
 
     async def _save_alone(self, save: Save) -> None:
         async with super()._cursor(pipeline=True) as cursor:

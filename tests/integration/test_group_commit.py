@@ -64,12 +64,12 @@ class Stage:
         return GroupedSaver(self.pool, self.commit, space=SPACE, graph=graph, token=token)
 
     async def put(self, graph: str, *, token: int = 5, **channels: Any) -> None:
-        """Save a checkpoint with these channels on the graph's thread; those that are lists become blobs."""
+        """Be a run that saves a checkpoint with these channels on the graph's thread; those that are lists become blobs."""
         versions = dict.fromkeys(channels, "1")
         checkpoint: Any = empty_checkpoint() | {"channel_values": channels, "channel_versions": versions}
-        await self.saver(graph, token).aput(
-            place(graph), checkpoint, {"source": "loop", "step": 1}, dict(versions)
-        )
+        saver = self.saver(graph, token)
+        async with saver.to_the_end():
+            await saver.aput(place(graph), checkpoint, {"source": "loop", "step": 1}, dict(versions))
 
     @asynccontextmanager
     async def gathering(self, *saves: Awaitable[None]) -> AsyncIterator[list[asyncio.Task[None]]]:
@@ -192,9 +192,8 @@ async def test_together_the_same_is_written_as_alone(stage: Stage):
 
     def saves(graph: str) -> tuple[Any, Any]:
         config: Any = {"configurable": place(graph)["configurable"] | {"checkpoint_id": "parent"}}
-        saver = stage.saver(graph)
-        writing = saver.aput_writes(config, writes, "task", "~path")
-        return saver.aput(config, checkpoint, metadata, versions), writing
+        writing = stage.saver(graph).aput_writes(config, writes, "task", "~path")
+        return stage.saver(graph).aput(config, checkpoint, metadata, versions), writing
 
     for save in saves("a"):
         await save
@@ -205,6 +204,22 @@ async def test_together_the_same_is_written_as_alone(stage: Stage):
     ]
     assert [row[0] for row in alone] == ["blob"] * 2 + ["checkpoint"] + ["write"] * 4
     assert together == [alone, alone]
+
+
+@pytest.mark.usefixtures("patience")
+async def test_one_that_is_cancelled_twice_takes_no_other_with_it(stage: Stage, onlooker: Onlooker):
+    """A run that does not end is cancelled again each second; the others of its group are written, and told so."""
+    async with stage.parked(onlooker, stage.put("a"), stage.put("b"), stage.put("c")) as (a, b, c):
+        for _ in range(2):
+            a.cancel()
+            for _ in range(5):
+                await turn()
+        assert not a.done()
+    await asyncio.wait({a, b, c})
+
+    assert a.cancelled()
+    assert (b.exception(), c.exception()) == (None, None)
+    assert await stage.saved() == {"a": 1, "b": 1, "c": 1}
 
 
 @pytest.mark.usefixtures("patience")

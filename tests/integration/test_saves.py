@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import Annotated, Any, TypedDict
 
@@ -14,7 +14,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import RunControl
 from langgraph.types import interrupt
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, OperationalError
 from psycopg_pool import AsyncConnectionPool
 
 from tests.fences import (
@@ -90,15 +90,27 @@ class Place:
     def told(self) -> list[str]:
         """Return a list that tells from now on when something is sent and when it is written."""
         story: list[str] = []
-        send = self.saver._send
+        commit: Any = self.saver._group_commit
+        save = commit.save
 
-        async def tell(save: Any) -> None:
+        async def tell(*what: Any) -> None:
             story.append("sent")
-            await send(save)
+            await save(*what)
             story.append("written")
 
-        self.saver._send = tell  # type: ignore[method-assign]
+        commit.save = tell
         return story
+
+    def fail_once(self) -> None:
+        """Let the next that is sent fail."""
+        commit: Any = self.saver._group_commit
+        save = commit.save
+
+        async def fail(*_: Any) -> None:
+            commit.save = save
+            raise OperationalError("no link")
+
+        commit.save = fail
 
     async def steps(self) -> list[int]:
         """Return the steps whose checkpoints another connection sees."""
@@ -314,16 +326,16 @@ async def test_after_a_save_that_failed_late_comes_no_other(place: Place):
         await admit(place.look, 5)
         return given + 1
 
-    send_kept = place.saver._send_kept
+    write = place.saver._write
 
-    async def noticed(kept: Any) -> None:
+    async def noticed(*what: Any) -> None:
         try:
-            await send_kept(kept)
+            await write(*what)
         except Exception:
             failed.set()
             raise
 
-    place.saver._send_kept = noticed  # type: ignore[method-assign]
+    place.saver._write = noticed  # type: ignore[method-assign]
     await admit(place.look, 6)
     with pytest.raises(Exception, match="held under token 6"):
         await place.enter(work)
@@ -337,8 +349,7 @@ async def test_a_step_is_saved_after_an_input_that_was_sent_late(place: Place, o
         await place.put_input()
         await onlooker.until(lambda: onlooker.rows(PARKED))
         step = asyncio.create_task(place.put_step())
-        assert place.saver._late is not None
-        await asyncio.wait({place.saver._late, step}, timeout=0.1)
+        await asyncio.wait({step}, timeout=0.1)
         assert len(onlooker.rows(PARKED)) == 1
     await step
 
@@ -366,7 +377,7 @@ async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(
         await turn()
 
     assert task.cancelled()
-    assert place.saver._late is None
+    assert place.saver._last is None
     assert await rows(place.look) == []
 
 
@@ -385,8 +396,8 @@ async def test_a_run_that_is_cancelled_waits_for_what_was_sent_late(place: Place
         await asyncio.wait({task})
 
         assert task.cancelled()
-        assert place.saver._late is not None
-        assert place.saver._late.done()
+        assert place.saver._last is not None
+        assert place.saver._last.done()
         await onlooker.until(lambda: not onlooker.rows(PARKED))
     assert await rows(place.look) == []
 
@@ -418,15 +429,121 @@ async def test_a_step_is_saved_after_an_input_that_a_read_has_sent(place: Place)
 
 
 @pytest.mark.usefixtures("never_late")
-async def test_what_waits_for_a_save_that_is_cancelled_before_it_began_is_cancelled(place: Place):
+async def test_a_step_is_saved_after_an_input_that_a_read_sends_while_it_waits(place: Place):
+    """Several subgraphs save and read by turns on one saver."""
+    await place.put_input()
+    await place.saver.aget_tuple(config())
+    await place.put_input()
+    sent = place.told()
+    step = asyncio.create_task(place.put_step())
+    read = asyncio.create_task(place.saver.aget_tuple(config()))
+    await step
+    await read
+
+    assert sent == ["sent", "written"] * (len(sent) // 2)
+    assert await place.steps() == [-1, -1, 0]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_an_input_that_was_lost_with_another_subgraphs_checkpoint_fails_the_run(place: Place):
+    """LangGraph takes it for written, and whoever saved the checkpoint may know how to go on without."""
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            await place.put_input()
+            place.fail_once()
+            with suppress(OperationalError):
+                await place.put_step()
+            with pytest.raises(OperationalError, match="no link"):
+                await place.put_step()
+
+    with pytest.raises(OperationalError, match="no link"):
+        await work()
+
+    assert await place.steps() == []
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_save_that_failed_and_was_waited_for_does_not_keep_the_next_one_out(place: Place):
+    """A node of LangGraph may be tried again."""
+    async with place.saver.to_the_end():
+        place.fail_once()
+        with pytest.raises(OperationalError, match="no link"):
+            await place.put_step()
+        await place.put_step()
+
+    assert await place.steps() == [0]
+
+
+@pytest.mark.usefixtures("never_late")
+async def test_a_subgraph_that_is_cancelled_takes_nobody_elses_input_with_it(
+    place: Place, onlooker: Onlooker
+):
+    """The input goes out with the checkpoint of whoever comes first."""
+    async with place.parked():
+        await place.put_input()
+        step = asyncio.create_task(place.put_step())
+        await onlooker.until(lambda: onlooker.rows(PARKED))
+        step.cancel()
+        await asyncio.wait({step})
+    async with place.saver.to_the_end():
+        pass
+
+    assert step.cancelled()
+    assert await place.steps() == [-1, 0]
+
+
+async def test_what_langgraph_abandons_is_not_written_after_the_end(place: Place, onlooker: Onlooker):
+    """It is cancelled while it waits for its saves, and leaves them where they are."""
+    left = asyncio.Event()
+
+    async def node(_state: State) -> State:
+        left.set()
+        return {"seen": ["node"]}
+
+    compiled = step_of(node).compile(checkpointer=place.saver)
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            await compiled.ainvoke({"seen": ["input"]}, config(), durability="async")
+
+    async with place.parked():
+        task = asyncio.create_task(work())
+        await left.wait()
+        await onlooker.until(lambda: onlooker.rows(PARKED))
+        for _ in range(20):
+            await turn()
+        task.cancel()
+        await asyncio.wait({task})
+        await onlooker.until(lambda: not onlooker.rows(PARKED))
+    for _ in range(100):
+        await turn()
+
+    assert task.cancelled()
+    assert await rows(place.look) == []
+
+
+async def test_nothing_is_saved_after_the_end(place: Place):
+    """Whoever still tries is told."""
+    async with place.saver.to_the_end():
+        pass
+
+    with pytest.raises(RuntimeError, match="after the end of its run"):
+        await place.put_step()
+
+
+@pytest.mark.usefixtures("never_late")
+@pytest.mark.parametrize("when", ["kept", "sent"])
+async def test_what_waits_for_a_save_that_never_began_is_cancelled_with_its_run(place: Place, when: str):
     """What a task wrote, say: it would wait for ever."""
     where: Any = {"configurable": TOP["configurable"] | {"checkpoint_id": "1"}}
     writing = asyncio.create_task(place.saver.aput_writes(where, [("seen", 1)], "task"))
     async with asyncio.timeout(10):
         while place.saver._kept is None:
             await turn()
-        place.saver._send_late(place.saver._kept)
-        await place.saver._forget_kept()
+        if when == "sent":
+            place.saver._send(place.saver._kept)
+        await place.saver._end()
         await asyncio.wait({writing})
 
     assert writing.cancelled()
