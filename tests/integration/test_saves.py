@@ -326,7 +326,8 @@ async def test_after_a_save_that_failed_late_comes_no_other(place: Place):
         await admit(place.look, 5)
         return given + 1
 
-    write = place.saver._write
+    saver: Any = place.saver
+    write = saver._write
 
     async def noticed(*what: Any) -> None:
         try:
@@ -335,7 +336,7 @@ async def test_after_a_save_that_failed_late_comes_no_other(place: Place):
             failed.set()
             raise
 
-    place.saver._write = noticed  # type: ignore[method-assign]
+    saver._write = noticed
     await admit(place.look, 6)
     with pytest.raises(Exception, match="held under token 6"):
         await place.enter(work)
