@@ -14,7 +14,7 @@ import asyncio
 import contextvars
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -96,21 +96,6 @@ TOGETHER: Mapping[str, Sequence[str]] = {
 }
 # A row, and the names of the arrays that its values go to; the first is for the number of its save's hold.
 Row = tuple[Sequence[str], list[Any]]
-
-
-async def outlast(futures: Collection[asyncio.Future[Any]]) -> None:
-    """Wait until all of these are done, however often this is cancelled meanwhile; raises the cancellation after that.
-
-    A run is cancelled again and again while it does not end, and a `gather` would hand that on to what it waits for.
-    """
-    cancellation: asyncio.CancelledError | None = None
-    while pending := [future for future in futures if not future.done()]:
-        try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        raise cancellation
 
 
 class Save:
@@ -200,7 +185,8 @@ class GroupCommit:
         """Return when all of it is written: together with others, or by `alone`, which may raise what it likes.
 
         Raises PoolTimeout when a group got no connection. Cancelled before it is sent, nothing is written; cancelled
-        later, it returns when its rows are there or will never be, for none may come after its run has ended.
+        later, it returns when its rows are there or will never be, for none may come after its run has ended. Cancelled
+        again, it returns at once: the link may be dead, and the statement names the hold for which it may still be written.
         """
         if self._under_way or self._gathering:
             gathered = save.gather()
@@ -223,7 +209,8 @@ class GroupCommit:
             if one in self._gathering:
                 self._gathering.remove(one)
             else:
-                await outlast({one.written})
+                # Cancelled once more, this leaves it, and takes nobody's answer along, as the end of a `gather` would.
+                await asyncio.wait({one.written})
             raise
         return one.written.result()
 

@@ -31,6 +31,10 @@ KEEPALIVES: Mapping[str, Any] = {
 }
 
 
+# How long the end of a pool waits for connections that are being opened.
+CLOSE_SECONDS = 1.0
+
+
 class Pool(AsyncConnectionPool[Any]):
     """A pool whose connections were alive a moment before they are lent.
 
@@ -96,6 +100,10 @@ class Pool(AsyncConnectionPool[Any]):
             else:
                 return connection
 
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:  # noqa: ASYNC109  # the pool's own signature
+        """Close every connection; one that is being opened at that moment, maybe to a dead host, holds nobody up."""
+        await super().close(timeout)
+
     async def _check_alive(self, connection: AsyncConnection[Any]) -> None:
         """Refuse a connection that has ended; without this, each one fails a checkpoint after a restart.
 
@@ -122,14 +130,15 @@ def _within(connection: AsyncConnection[Any], limit: timedelta | None) -> Iterat
     if limit is None:
         yield
         return
-    handle = asyncio.get_running_loop().call_later(limit.total_seconds(), _shut_down, connection)
+    handle = asyncio.get_running_loop().call_later(limit.total_seconds(), shut_down, connection)
     try:
         yield
     finally:
         handle.cancel()
 
 
-def _shut_down(connection: AsyncConnection[Any]) -> None:
+def shut_down(connection: AsyncConnection[Any]) -> None:
+    """End whatever is waited for on the connection; it is of no use after that."""
     # A duplicate descriptor, because libpq owns the connection's: shutting down acts on the socket behind both.
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as link:
         link.shutdown(socket.SHUT_RDWR)

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.fence import FencedSaver
-from tickd.group_commit import GroupCommit, Save, outlast
+from tickd.group_commit import GroupCommit, Save
+from tickd.pool import shut_down
 
 
 # What is kept is sent by itself when nothing has come for it in so many turns of the loop.
@@ -67,6 +69,7 @@ class GroupedSaver(FencedSaver):
         self._sending: set[asyncio.Task[None]] = set()
         self._failed: Exception | None = None
         self._ended = False
+        self._link: AsyncConnection[Any] | None = None
 
     @asynccontextmanager
     async def to_the_end(self) -> AsyncIterator[None]:
@@ -155,11 +158,24 @@ class GroupedSaver(FencedSaver):
         if self._kept is not None:
             self._kept.written.cancel()
             self._kept = None
-        sending = set(self._sending)
-        for task in sending:
-            task.cancel()
-        await outlast(sending)
+        cancellation: asyncio.CancelledError | None = None
+        while self._sending:
+            for task in self._sending:
+                task.cancel()
+            try:
+                await asyncio.wait(self._sending)
+            except asyncio.CancelledError as error:
+                cancellation = error
+                # Cancelled, psycopg waits for the server once more. That has had its time, and the link may be dead.
+                if self._link is not None:
+                    shut_down(self._link)
+        if cancellation is not None:
+            raise cancellation
 
     async def _save_alone(self, save: Save) -> None:
-        async with super()._cursor(pipeline=True) as cursor:
-            await save.send_on(cursor)
+        try:
+            async with super()._cursor(pipeline=True) as cursor:
+                self._link = cursor.connection
+                await save.send_on(cursor)
+        finally:
+            self._link = None

@@ -212,12 +212,11 @@ async def test_one_that_is_cancelled_twice_takes_no_other_with_it(stage: Stage, 
     async with stage.parked(onlooker, stage.put("a"), stage.put("b"), stage.put("c")) as (a, b, c):
         for _ in range(2):
             a.cancel()
-            for _ in range(5):
+            for _ in range(10):
                 await turn()
-        assert not a.done()
-    await asyncio.wait({a, b, c})
+        assert a.cancelled()
+    await asyncio.wait({b, c})
 
-    assert a.cancelled()
     assert (b.exception(), c.exception()) == (None, None)
     assert await stage.saved() == {"a": 1, "b": 1, "c": 1}
 
