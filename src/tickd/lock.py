@@ -23,7 +23,7 @@ import select
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, LiteralString, TypeVar
@@ -260,6 +260,10 @@ class LockSession:
             return None
         return bool(row[0])
 
+    def lent(self) -> AbstractContextManager[None]:
+        """Note for the length of a block that a tick has the session, or waits with it until it is due."""
+        return nullcontext()
+
     def enter(self, graph: str) -> None:
         """Note that a try of the graph's key begins."""
 
@@ -376,6 +380,9 @@ def _session_parameters(place: LockPlace) -> dict[str, Any]:
         "enable_seqscan": "off",
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
+        # Where there is no other way than one of these it has a price beyond everything, and Postgres would take a second
+        # to compile the statement.
+        "jit": "off",
         # The server's side: without these, a vanished host's lock stays for about two hours.
         "tcp_keepalives_idle": round(windows.server_idle.total_seconds()),
         "tcp_keepalives_interval": round(windows.server_interval.total_seconds()),

@@ -1,6 +1,5 @@
 """The cheap look into the ledger, through the pool, before anything is opened for a tick."""
 
-import asyncio
 import time
 from itertools import islice
 from typing import Any
@@ -10,6 +9,7 @@ from psycopg_pool import AsyncConnectionPool
 from tickd import ledger
 from tickd.ledger import Admitted
 from tickd.tick import Tick
+from tickd.turns import SharedTry
 
 
 # A look that is no older than this is as good as a new one: the attempt itself decides.
@@ -27,7 +27,7 @@ class Looks:
     def __init__(self, pool: AsyncConnectionPool[Any], space: int) -> None:
         self._pool = pool
         self._space = space
-        self._asking = asyncio.Lock()
+        self._asking = SharedTry()
         self._waiting: dict[Tick, Admitted | None] = {}
         self._looked_at: dict[Tick, float] = {}
         self._fresh_for = FRESH_SECONDS
@@ -42,8 +42,8 @@ class Looks:
         self._looked_at.pop(tick, None)
 
     async def admitted(self, tick: Tick) -> Admitted | None:
-        """Return which replica runs the tick or has run it, if any."""
-        async with self._asking:
+        """Return which replica runs the tick or has run it, if any; a look that fails has failed for all who wait."""
+        async with self._asking.turn():
             seen = time.monotonic() - self._looked_at.get(tick, 0.0)
             if self._waiting.get(tick) is None and seen > self._fresh_for:
                 await self._look(tick)

@@ -33,7 +33,6 @@ from tickd.lock import (
     LockSession,
     Loss,
     Probe,
-    closing,
     open_session,
     sole_writer,
 )
@@ -183,38 +182,47 @@ class Runner:
             return await self._end_in_room(entry, tick, due, room)
 
     async def _end_in_room(self, entry: Entry, tick: Tick, due: datetime, room: Room) -> End:
-        """Attempt on a spare session or on a fresh one; a late tick may turn out to need neither."""
-        if self._clock.now() - due > FRESH:
-            early_end = await self._end_before_attempt(entry, tick, due)
-            if early_end is not None:
-                return early_end
-        spare = self._places.take_spare() if entry.hold == "dedicated" else None
-        if spare is not None:
+        """Attempt on a spare session or on a fresh one; a late tick may turn out to need neither.
+
+        A session that dies before it has come to anything is followed by another one within the grace: a restart of the
+        server ends those of all replicas at once, and there would be nobody to run the tick.
+        """
+        tries = 0
+        while True:
+            if self._clock.now() - due > FRESH:
+                early_end = await self._end_before_attempt(entry, tick, due)
+                if early_end is not None:
+                    return early_end
+            spare = self._places.take_spare() if entry.hold == "dedicated" else None
+            session = spare or await self.open_in_time(entry, tick, due + entry.grace)
+            if isinstance(session, End):
+                return (session.outcome is Outcome.ERROR and await self._elsewhere(tick)) or session
             try:
-                return await self._end_on_session(entry, tick, due, room, spare)
-            except Unreachable:
-                pass  # it has died since its last use, and a fresh one deserves a try
-        session = await self.open_in_time(entry, tick, due + entry.grace)
-        if isinstance(session, End):
-            return (session.outcome is Outcome.ERROR and await self._elsewhere(tick)) or session
-        return await self._end_on_session(entry, tick, due, room, session)
+                return await self._end_on_session(entry, tick, due, room, session)
+            except Unreachable as error:
+                if spare is None:
+                    tries += 1
+                    early_end = await self._pause(tick, due + entry.grace, tries, error)
+                    if early_end is not None:
+                        return early_end
 
     async def _end_on_session(
         self, entry: Entry, tick: Tick, due: datetime, room: Room, session: LockSession
     ) -> End:
         """Wait until the tick is due, and attempt; the session goes to another tick when this one needs none."""
-        try:
-            await self._make_ready(session, tick, due)
-            early_end = await self._end_before_attempt(entry, tick, due)
-        except BaseException:
-            await session.close()
-            raise
-        if early_end is not None:
-            if not self._places.spare(session):
+        with session.lent():
+            try:
+                await self._make_ready(session, tick, due)
+                early_end = await self._end_before_attempt(entry, tick, due)
+            except BaseException:
                 await session.close()
-            return early_end
-        attempt = partial(self._attempts.at_due, entry=entry, tick=tick, due=due)
-        return await self._run_if_held(entry, tick, session, attempt, room)
+                raise
+            if early_end is not None:
+                if not self._places.spare(session):
+                    await session.close()
+                return early_end
+            attempt = partial(self._attempts.at_due, entry=entry, tick=tick, due=due)
+            return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _make_ready(self, session: LockSession, tick: Tick, due: datetime) -> None:
         """Let a new backend learn the admission if there is time before the tick; else leave that to one that knows it."""
@@ -236,12 +244,12 @@ class Runner:
             except Unreachable as error:
                 self.note_unreachable(error)
                 return None
-            async with closing(session):
-                if self._stop.requested or self.occupancy.of(tick.graph) is not None:
-                    return None
-                attempt = partial(admissions.hold_and_resume, tick=tick)
-                end = await self._run_if_held(entry, tick, session, attempt, room)
-                return None if end.outcome is Outcome.SKIPPED else end
+            if self._stop.requested or self.occupancy.of(tick.graph) is not None:
+                await session.close()
+                return None
+            attempt = partial(admissions.hold_and_resume, tick=tick)
+            end = await self._run_if_held(entry, tick, session, attempt, room)
+            return None if end.outcome is Outcome.SKIPPED else end
 
     async def _run_if_held(
         self,
@@ -340,15 +348,22 @@ class Runner:
             except Unreachable as error:
                 self.note_unreachable(error)
                 await self._shared.give_way()
-                seed = f"{self._place.replica}/{tick}"
-                pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=seed)
-                if self._clock.now() + pause > until:
-                    return error_end(error, reason="db_connect", tries=tries)
-                if await self._stop.wait(pause):
-                    return skipped(SkipReason.DRAINING)
+                end = await self._pause(tick, until, tries, error, reason="db_connect")
+                if end is not None:
+                    return end
             else:
                 self._note_reachable()
                 return session
+
+    async def _pause(
+        self, tick: Tick, until: datetime, tries: int, error: BaseException, **fields: Any
+    ) -> End | None:
+        """Wait before the database is tried again; return the tick's end when there is no time for that, or a stop."""
+        seed = f"{self._place.replica}/{tick}"
+        pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=seed)
+        if self._clock.now() + pause > until:
+            return error_end(error, **fields, tries=tries)
+        return skipped(SkipReason.DRAINING) if await self._stop.wait(pause) else None
 
     async def _run_and_record(
         self, entry: Entry, tick: Tick, session: LockSession, admission: Admission

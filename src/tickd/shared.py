@@ -15,7 +15,8 @@ session that has ended is, and asks the server at the interval for links that di
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ import psycopg
 
 from tickd.batch import Batch, Question
 from tickd.lock import PROBE, LockPlace, LockSession, Loss, Probe, open_session
-from tickd.turns import Turns
+from tickd.turns import SharedTry, Turns
 
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class SharedSession(LockSession):
         super().__init__(session.connection, session.place)
         session.forget_link()
         self._turns = Turns()
+        self._lent = 0
         self._graphs: set[str] = set()
         self._read_at = 0.0
         self._gathering: dict[Question, Batch] = {}
@@ -57,8 +59,17 @@ class SharedSession(LockSession):
 
     @property
     def idle(self) -> bool:
-        """Say whether it holds nothing and nothing is asked of it."""
-        return not self._graphs and all(sending.done() for sending in self._sending)
+        """Say whether it holds nothing, no tick waits with it until it is due, and nothing is asked of it."""
+        return not (self._graphs or self._lent) and all(sending.done() for sending in self._sending)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Note for the length of a block that a tick has the session, or waits with it until it is due."""
+        self._lent += 1
+        try:
+            yield
+        finally:
+            self._lent -= 1
 
     def enter(self, graph: str) -> None:
         """Note that a try of the graph's key begins; a key that the session is at already raises ValueError."""
@@ -208,12 +219,12 @@ class SharedHolds:
     def __init__(self, place: LockPlace, newest_timeline: Callable[[], int]) -> None:
         self._place = place
         self._newest_timeline = newest_timeline
-        self._opening = asyncio.Lock()
+        self._opening = SharedTry()
         self._session: SharedSession | None = None
 
     async def session(self) -> SharedSession:
         """Return the session; raises like `open_session` when there is none to be had."""
-        async with self._opening:
+        async with self._opening.turn():
             if self._session is not None and self._session.lost:
                 lost, self._session = self._session, None
                 await lost.end()
@@ -223,10 +234,9 @@ class SharedHolds:
 
     async def give_way(self) -> None:
         """Close a session that is idle, for somebody wants a connection and there is none; it is opened again when needed."""
-        async with self._opening:
-            if self._session is not None and self._session.idle:
-                idle, self._session = self._session, None
-                await idle.end()
+        if self._session is not None and self._session.idle:
+            idle, self._session = self._session, None
+            await idle.end()
 
     async def end(self) -> None:
         """Close the session, if there is one."""

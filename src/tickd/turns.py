@@ -1,4 +1,4 @@
-"""Turns: one at a time, and whoever is in a hurry goes first.
+"""Turns: one at a time, and whoever is in a hurry goes first; or one for all who wait, where it fails.
 
 Many holds share one session, and a tick that waits to be admitted waits for its start, while one that is to be recorded
 has ended. In the order of asking, every start of a herd would wait for the ends of those before it.
@@ -50,3 +50,29 @@ class Turns:
                     turn.set_result(None)
                     return
         self._taken = False
+
+
+class SharedTry:
+    """A lock for what all who wait would try in turn: where it fails, it has failed for those who waited meanwhile.
+
+    What cannot be reached takes seconds to fail, and a hundred that try it one after the other take minutes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._failures = 0
+        self._error: Exception | None = None
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Have the lock for the length of the block, which may raise; raises what the block of another has raised meanwhile."""
+        seen = self._failures
+        async with self._lock:
+            if self._failures > seen and self._error is not None:
+                raise self._error
+            try:
+                yield
+            except Exception as error:
+                self._failures += 1
+                self._error = error
+                raise

@@ -104,6 +104,37 @@ def test_a_hold_on_a_primary_that_is_no_more_is_lost_though_its_session_lives(
         assert witness.overlaps() == []
 
 
+def test_while_the_database_is_away_every_tick_has_its_line_in_time_and_a_stop_is_heard(
+    fleet: Fleet, database: Database
+):
+    """Each of them looks whether another replica has it, and what cannot be reached takes its time to fail."""
+    port = int(conninfo_to_dict(database.admin_dsn)["port"] or 5432)
+    restock = {"graph": f"{GRAPHS}:quick", "every": "2s", "grace": "1s"}
+    schedule = fleet.schedule({f"restock_{number}": restock for number in range(30)})
+    with Proxy(port) as proxy:
+        dsn = database.dsn.replace(f":{port}/", f":{proxy.port}/")
+        env = {"TICKD_CONNECT_TIMEOUT": "500ms", "TICKD_DRAIN_TIMEOUT": "5s"}
+        replica = fleet.start("a", schedule, dsn=dsn, env=env)
+        replica.wait_for("tick.ran", count=30)
+        proxy.freeze()
+        replica.wait_for("tick.error", count=40, timeout=30)
+        late = [
+            parse_instant(line["timestamp"]) - parse_instant(line["fire_time"])
+            for line in replica.terminal_lines()
+        ]
+        code = replica.stop(timeout=20)
+
+    assert max(late) < timedelta(seconds=4)
+    assert code == 0, replica.said()
+    ended = Counter((line["graph"], line["fire_time"]) for line in replica.terminal_lines())
+    assert set(ended.values()) == {1}
+    for number in range(30):
+        seconds = sorted(
+            parse_instant(line["fire_time"]) for line in replica.terminal_lines(f"restock_{number}")
+        )
+        assert seconds == [seconds[0] + 2 * n * SECOND for n in range(len(seconds))]
+
+
 @pytest.mark.parametrize("way", ["file", "command"])
 def test_a_rotated_password_is_taken_up_without_a_restart(
     fleet: Fleet, database: Database, witness: Witness, tmp_path: Path, way: str

@@ -33,6 +33,14 @@ pytestmark = pytest.mark.migrated
 GRAPH = "restock_plan"
 SECOND = timedelta(seconds=1)
 ROWS = "SELECT fire_time, replica, outcome, error_type, error FROM tickd.ticks ORDER BY fire_time"
+# Whoever reads this column has its session ended.
+ENDS_ITS_READER = """
+CREATE FUNCTION end_reader() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+    $$ SELECT CASE WHEN pg_terminate_backend(pg_backend_pid()) THEN NULL::timestamptz END $$;
+ALTER TABLE tickd.graphs RENAME TO graphs_below;
+CREATE VIEW tickd.graphs AS SELECT space, graph, key, token, end_reader() AS paused_at FROM tickd.graphs_below;
+GRANT ALL ON tickd.graphs TO PUBLIC
+"""
 Play = Callable[..., Any]
 
 
@@ -428,6 +436,61 @@ async def test_a_database_that_comes_back_within_the_grace_costs_no_tick(
         "database.unreachable",
         "database.reachable",
     ]
+
+
+def two_or_more(sessions: list[Any]) -> list[Any]:
+    """Return the pool's connection and the lock session, when both are there."""
+    return sessions if len(sessions) > 1 else []
+
+
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
+async def test_a_session_that_dies_before_its_tick_is_due_costs_no_tick(
+    play: Play, book: Logbook, onlooker: Onlooker, hold: str
+):
+    """A restart of the server ends those of all replicas, and nobody else is left to run it."""
+    replica = await play(graph_of(one=step("one")), keys={"hold": hold})
+    running = asyncio.create_task(run(replica, replica.due(GRAPH, ahead=SECOND)))
+    sessions = await onlooker.until(lambda: two_or_more(onlooker.sessions("tickd/a")))
+    for session in sessions:
+        onlooker.terminate(session[0])
+    await running
+
+    line = only(book.terminal())
+    assert line["event"] == "tick.ran"
+    assert line["late_ms"] < 500
+    assert onlooker.locks() == []
+
+
+async def test_a_database_that_never_takes_the_try_is_an_error_when_the_grace_is_over(
+    play: Play, book: Logbook, onlooker: Onlooker
+):
+    """It connects, and then it ends every session: there is a pause between the tries, and an end to them."""
+    replica = await play(graph_of(one=step("one")), keys={"grace": "1s"})
+    await run(replica)
+    onlooker.connection.execute(ENDS_ITS_READER)
+
+    await run(replica)
+
+    line = book.terminal()[-1]
+    assert (line["event"], line["error_type"]) == ("tick.error", "AdminShutdown")
+    assert 2 <= line["tries"] <= 6
+
+
+async def test_a_take_over_that_comes_to_nothing_leaves_no_dead_session_to_the_next_tick(
+    play: Play, onlooker: Onlooker
+):
+    """The next would try on it in vain."""
+    replica = await play(graph_of(one=step("one")))
+    places = replica.runner._places
+    places._waiting = 1  # a tick that waits for a session
+
+    await replica.runner.take_over(replica.due(GRAPH))
+
+    session = places.take_spare()
+    assert session is not None
+    assert not session.connection.closed
+    await session.close()
+    assert onlooker.locks() == []
 
 
 async def test_a_tick_past_its_grace_is_missed(play: Play, book: Logbook, onlooker: Onlooker):

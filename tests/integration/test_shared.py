@@ -69,6 +69,17 @@ async def test_it_gives_its_connection_up_when_nothing_is_held_on_it(
         assert hold
 
 
+async def test_it_keeps_its_connection_while_a_tick_waits_with_it_until_it_is_due(
+    holds: SharedHolds, place: LockPlace
+):
+    """It has no key yet."""
+    session = await holds.session()
+    with session.lent():
+        await holds.give_way()
+        async with sole_writer("held", place, session=session) as hold:
+            assert hold
+
+
 async def test_its_loss_is_the_loss_of_every_hold_and_the_next_run_gets_a_new_one(
     holds: SharedHolds, place: LockPlace, onlooker: Onlooker
 ):

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from tests.turns import turn
-from tickd.turns import Turns
+from tickd.turns import SharedTry, Turns
 
 
 class Queue:
@@ -84,3 +84,45 @@ async def test_a_block_that_raises_ends_its_turn(queue: Queue):
     await queue.join("next")
 
     assert queue.had == ["next"]
+
+
+class Tries:
+    """Tries that fail when they are told to, and how many there were."""
+
+    def __init__(self) -> None:
+        self.shared = SharedTry()
+        self.answer = asyncio.get_running_loop().create_future()
+        self.count = 0
+
+    async def go(self) -> None:
+        """Try once, as soon as nobody else does."""
+        async with self.shared.turn():
+            self.count += 1
+            await asyncio.shield(self.answer)
+
+
+async def test_a_try_that_fails_has_failed_for_all_who_waited_for_their_turn():
+    """Of whatever cannot be reached each would wait out the time-out after the other."""
+    tries = Tries()
+    waiting = [asyncio.create_task(tries.go()) for _ in range(5)]
+    await turn()
+    tries.answer.set_exception(TimeoutError("nobody answers"))
+
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [str(error) for error in found] == ["nobody answers"] * 5
+    assert tries.count == 1
+
+
+async def test_who_comes_after_a_try_that_failed_tries_anew():
+    """It may be there again."""
+    tries = Tries()
+    tries.answer.set_exception(TimeoutError("nobody answers"))
+    with suppress(TimeoutError):
+        await tries.go()
+    tries.answer = asyncio.get_running_loop().create_future()
+    tries.answer.set_result(None)
+
+    await asyncio.gather(tries.go(), tries.go())
+
+    assert tries.count == 3
