@@ -73,9 +73,13 @@ async def replica_inside(
         await thread.start()
         try:
             references = [Reference(name, entry.graph) for name, entry in entries.items()]
+
+            def warn(graph: str, warning: str) -> None:
+                log.warning("schedule.warning", graph=graph, warning=warning)
+
             runner = Runner(
                 entries=entries,
-                loaded=await thread.load(references, ROOT),
+                loaded=await thread.load(references, ROOT, warn),
                 graphs=thread,
                 place=place,
                 pool=pool,

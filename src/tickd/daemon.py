@@ -87,10 +87,10 @@ class Daemon:
             return 0
         self._through_pooler = through_pooler
         async with self._ledger_pool() as pool, self._graph_thread() as graphs:
-            loaded = await graphs.load(self._references(), self._directory)
+            loaded = await graphs.load(self._references(), self._directory, self._warn_of)
             for name, graph in loaded.items():
                 for warning in graph.warnings:
-                    self._log.warning("schedule.warning", graph=name, warning=warning)
+                    self._warn_of(name, warning)
             runner = Runner(
                 entries=self._entries,
                 loaded=loaded,
@@ -255,6 +255,9 @@ class Daemon:
         )
         for warning in self._schedule.warnings:
             self._log.warning("schedule.warning", warning=str(warning))
+
+    def _warn_of(self, graph: str, warning: str) -> None:
+        self._log.warning("schedule.warning", graph=graph, warning=warning)
 
     def _references(self) -> list[Reference]:
         return [

@@ -19,8 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 from psycopg.rows import dict_row
 
 from tickd.dsn import Dsn
+from tickd.errors import Unusable
 from tickd.fence import FencedSaver
-from tickd.graphs import LoadedGraph, Reference, load_all
+from tickd.graphs import LoadedGraph, Reference, cause, is_made, load_graph, resolve_all
 from tickd.group_commit import GroupCommit
 from tickd.pool import Pool
 from tickd.runs import Run, RunOrder, current_run
@@ -31,6 +32,8 @@ TRUSTED_FOR = timedelta(seconds=2)
 
 T = TypeVar("T")
 P = ParamSpec("P")
+# Told of a graph, and of what its owner has to know.
+Warn = Callable[[str, str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class GraphThread:
         self._loop.set_task_factory(_named_task)
         self._thread = threading.Thread(target=self._run_loop, name="tickd-graphs", daemon=True)
         self._closing = asyncio.Event()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: set[asyncio.Task[None]] = set()
         self._pool: Pool | None = None
         self._group_commit: GroupCommit | None = None
         self._renewal: Future[None] | None = None
@@ -121,9 +124,19 @@ class GraphThread:
         self._thread.start()
         await self._on_graph_loop(self._open())
 
-    async def load(self, references: Sequence[Reference], directory: Path) -> dict[str, LoadedGraph]:
-        """Load every graph, on the loop where it will run; raises Unusable that names all that cannot be loaded."""
-        return await self._on_graph_loop(self._load(references, directory))
+    async def load(
+        self, references: Sequence[Reference], directory: Path, warn: Warn
+    ) -> dict[str, LoadedGraph]:
+        """Load every graph, on the loop where it will run; raises Unusable that names all that cannot be loaded.
+
+        `warn` is told later, on the caller's loop, of each graph whose factory's clients broke down or could not be closed.
+        """
+        main = asyncio.get_running_loop()
+
+        def tell(graph: str, warning: str) -> None:
+            main.call_soon_threadsafe(warn, graph, warning)
+
+        return await self._on_graph_loop(self._load(references, directory, tell))
 
     def run(self, order: RunOrder, *, in_doubt: Callable[[], bool]) -> Run:
         """Start a run, up to where `Run.begin` lets its graph begin, and return its handle at once.
@@ -199,30 +212,76 @@ class GraphThread:
             "prepare_threshold": None if self._through_pooler else 0,
         }
 
-    async def _load(self, references: Sequence[Reference], directory: Path) -> dict[str, LoadedGraph]:
-        loaded: asyncio.Future[dict[str, LoadedGraph]] = self._loop.create_future()
-        self._keepers.append(self._loop.create_task(self._keep(references, directory, loaded)))
-        return await loaded
+    async def _load(
+        self, references: Sequence[Reference], directory: Path, warn: Warn
+    ) -> dict[str, LoadedGraph]:
+        found = resolve_all(references, directory)
+        loaded: dict[str, LoadedGraph] = {}
+        faults: list[str] = []
+        for reference in references:
+            try:
+                if is_made(found[reference.name]):
+                    # Nothing is held open, and a keeper for each of ten thousand graphs would be 20 MB.
+                    loaded[reference.name] = await load_graph(reference, directory, AsyncExitStack())
+                else:
+                    loaded[reference.name] = await self._kept(reference, directory, warn)
+            except Unusable as fault:
+                faults.append(str(fault))
+        if faults:
+            self._closing.set()
+            raise Unusable("\n".join(faults))
+        return loaded
+
+    async def _kept(self, reference: Reference, directory: Path, warn: Warn) -> LoadedGraph:
+        """Load a graph in a task of its own, which stays with what its factory opens."""
+        opening: asyncio.Future[LoadedGraph] = self._loop.create_future()
+        keeper = self._loop.create_task(self._keep(reference, directory, opening, warn), name=reference.name)
+        self._keepers.add(keeper)
+        keeper.add_done_callback(self._keepers.discard)
+        return await opening
 
     async def _keep(
         self,
-        references: Sequence[Reference],
+        reference: Reference,
         directory: Path,
-        loaded: asyncio.Future[dict[str, LoadedGraph]],
+        opening: asyncio.Future[LoadedGraph],
+        warn: Warn,
     ) -> None:
-        """Hold open what factories opened until the close: the task that entered an anyio scope has to leave it."""
+        """Hold open what a factory opened, and tell if that ends before the close or cannot be closed."""
+        try:
+            await self._hold_open(reference, directory, opening)
+        except BaseException as error:  # noqa: BLE001  # nobody else would hear of it, and the other graphs go on
+            early = "broke down and was closed; restart this replica, or its runs may fail"
+            what = "could not be closed" if self._closing.is_set() else early
+            warn(reference.name, f"what its factory held open {what}: {cause(error)}")
+
+    async def _hold_open(
+        self, reference: Reference, directory: Path, opening: asyncio.Future[LoadedGraph]
+    ) -> None:
+        """Enter what the factory opens, and leave it at the close: an anyio scope has to be left by the task that entered it.
+
+        One task per graph, because a task group that a factory yields from cancels this task when a child of it fails.
+        """
         async with AsyncExitStack() as stack:
             try:
-                loaded.set_result(await load_all(references, directory, stack))
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits for the graphs
-                loaded.set_exception(error)
+                graph = await load_graph(reference, directory, stack)
+            except Unusable as fault:
+                opening.set_exception(fault)
                 return
+            except BaseException as error:  # noqa: BLE001  # a cancellation too: nobody but the factory cancels this task
+                opening.set_exception(Unusable(f"graph {reference.name}: its factory raised {cause(error)}"))
+                return
+            opening.set_result(graph)
             await self._closing.wait()
+            return
+        # Only when the factory has swallowed the exception that ended the wait.
+        raise RuntimeError("it ended by itself")
 
     async def _close(self) -> None:
         self._closing.set()
         try:
-            await asyncio.gather(*self._keepers)
+            if self._keepers:
+                await asyncio.wait(self._keepers)
         finally:
             if self._pool is not None:
                 await self._pool.close()

@@ -87,6 +87,11 @@ def resolve_function(name: str, reference: str, directory: Path) -> Callable[...
     return function  # type: ignore[no-any-return]  # callable() was asked
 
 
+def is_made(found: Any) -> bool:
+    """Say whether what `resolve` found is a graph already, and no factory of one."""
+    return isinstance(found, Pregel | StateGraph)
+
+
 async def open_graph(
     name: str, found: Any, make_input: Callable[..., Any] | None, stack: AsyncExitStack
 ) -> LoadedGraph:
@@ -94,12 +99,12 @@ async def open_graph(
     try:
         made = await _made(found, stack)
     except (Exception, SystemExit) as error:
-        raise Unusable(f"graph {name}: its factory raised {_cause(error)}") from error
+        raise Unusable(f"graph {name}: its factory raised {cause(error)}") from error
     if isinstance(made, StateGraph):
         try:
             made = made.compile(name=name)
         except Exception as error:
-            raise Unusable(f"graph {name}: it cannot be compiled: {_cause(error)}") from error
+            raise Unusable(f"graph {name}: it cannot be compiled: {cause(error)}") from error
     if not isinstance(made, Pregel):
         raise Unusable(
             f"graph {name}: its factory made a {type(made).__name__}, and a LangGraph graph was expected"
@@ -114,7 +119,7 @@ async def open_graph(
 
 
 async def _made(found: Any, stack: AsyncExitStack) -> Any:
-    if isinstance(found, Pregel | StateGraph):
+    if is_made(found):
         return found
     made = found(*_arguments(found))
     if inspect.isawaitable(made):
@@ -143,7 +148,7 @@ def _needs(factory: Callable[..., Any]) -> int:
 
 
 def _refuse_what_cannot_run(name: str, reference: str, found: Any) -> None:
-    if isinstance(found, Pregel | StateGraph):
+    if is_made(found):
         return
     if inspect.isclass(found) or not callable(found):
         raise Unusable(
@@ -164,7 +169,7 @@ def _import(name: str, target: str, directory: Path) -> Any:
     except Unusable:
         raise
     except (Exception, SystemExit) as error:
-        raise Unusable(f"graph {name}: importing {target} failed: {_cause(error)}") from error
+        raise Unusable(f"graph {name}: importing {target} failed: {cause(error)}") from error
 
 
 def _import_file(name: str, path: Path) -> Any:
@@ -216,8 +221,10 @@ def _near(module: Any, attribute: str) -> str:
     return f"; it has {', '.join(graphs)}" if graphs and attribute not in graphs else ""
 
 
-def _cause(error: BaseException) -> str:
-    """Return the error in one line, with the place in the user's own code that raised it."""
+def cause(error: BaseException) -> str:
+    """Return the error in one line, with the place in the user's own code that raised it; of a group, what is in it."""
+    if isinstance(error, BaseExceptionGroup):
+        return ", ".join(map(cause, error.exceptions))
     frames = [
         f
         for f in traceback.extract_tb(error.__traceback__)
@@ -231,7 +238,7 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}:{error.lineno})"
         return f"{type(error).__name__}: {error.msg}{place}"
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ") + place
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,24 +266,12 @@ def resolve_all(references: Iterable[Reference], directory: Path) -> dict[str, A
     return found
 
 
-async def load_all(
-    references: Iterable[Reference], directory: Path, stack: AsyncExitStack
-) -> dict[str, LoadedGraph]:
-    """Resolve and open every graph on the loop where it will run; raises one Unusable that names all faults."""
-    references = list(references)
-    found = resolve_all(references, directory)
-    loaded: dict[str, LoadedGraph] = {}
-    faults: list[str] = []
-    for reference in references:
-        make_input = reference.make_input and resolve_function(
-            reference.name, reference.make_input, directory
-        )
-        try:
-            loaded[reference.name] = await open_graph(
-                reference.name, found[reference.name], make_input or None, stack
-            )
-        except Unusable as fault:
-            faults.append(str(fault))
-    if faults:
-        raise Unusable("\n".join(faults))
-    return loaded
+async def load_graph(reference: Reference, directory: Path, stack: AsyncExitStack) -> LoadedGraph:
+    """Resolve and open one graph on the loop where it will run; raises Unusable."""
+    found = resolve_all([reference], directory)[reference.name]
+    make_input = (
+        None
+        if reference.make_input is None
+        else resolve_function(reference.name, reference.make_input, directory)
+    )
+    return await open_graph(reference.name, found, make_input, stack)

@@ -26,7 +26,21 @@ from tickd.settings import Settings, read_settings
 
 
 SHOP = """
+import asyncio
+from contextlib import asynccontextmanager
 from tests.played import graph_of, step
+
+
+@asynccontextmanager
+async def broken():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lose_the_feed())
+        yield graph
+
+
+async def lose_the_feed():
+    raise ConnectionError("the feed is gone")
+
 
 graph = graph_of(one=step("one"))
 quick = graph_of(one=step("one"), two=step("two"))
@@ -155,6 +169,20 @@ async def test_a_graph_that_cannot_be_loaded_is_refused_before_the_database_is_t
         await serve(make("./shop.py:nope"))
 
     assert onlooker.value("SELECT to_regclass('tickd.ticks')") is None
+
+
+async def test_a_graph_whose_clients_break_down_is_named_and_the_replica_goes_on(make: Make, book: Logbook):
+    """Its runs begin to fail, hours after the start perhaps, and the log has to say what to do."""
+    serving = asyncio.create_task(serve(make("./shop.py:broken")))
+    warned = await book.wait_for("schedule.warning")
+    await book.wait_for("tick.ran")
+    stop()
+
+    assert await serving == 0
+    assert warned["graph"] == "restock_plan"
+    assert "restart this replica" in warned["warning"]
+    assert "ConnectionError: the feed is gone (" in warned["warning"]
+    assert book.find("daemon.stopped")
 
 
 @pytest.mark.parametrize(

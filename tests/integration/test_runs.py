@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict
@@ -498,35 +500,177 @@ async def test_a_pool_without_a_connection_fails_the_run_and_not_the_next(start:
 
 SHOP = """
 import anyio
+import asyncio
 from contextlib import asynccontextmanager
 from tests.played import graph_of, step
 
+closed = []
+broke_down = asyncio.Event()
+
 @asynccontextmanager
-async def graph():
+async def anyios():
     async with anyio.create_task_group() as group:
         group.start_soon(anyio.sleep_forever)
         yield graph_of(one=step("one"))
         group.cancel_scope.cancel()
+
+@asynccontextmanager
+async def broken():
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lose_the_feed())
+            yield graph_of(one=step("one"))
+    finally:
+        broke_down.set()
+
+async def lose_the_feed():
+    raise ConnectionError("the feed is gone")
+
+@asynccontextmanager
+async def silent():
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().call_soon(scope.cancel)
+        yield graph_of(one=step("one"))
+
+@asynccontextmanager
+async def clumsy():
+    yield graph_of(one=step("one"))
+    raise OSError("disk full")
+
+@asynccontextmanager
+async def sound():
+    yield graph_of(one=step("one"))
+    closed.append("sound")
+
+@asynccontextmanager
+async def patient():
+    await broke_down.wait()
+    yield graph_of(one=step("one"))
+    closed.append("patient")
+
+async def cancelled():
+    raise asyncio.CancelledError
+
+async def interrupted():
+    raise KeyboardInterrupt("stop that")
+
+nothing = None
 """
 
 
-async def test_what_a_factory_opened_is_closed_by_the_task_that_opened_it(dsn: str, tmp_path: Path):
-    """Clients built on anyio (MCP sessions among them) refuse to be left by another task than the one that entered."""
+@dataclass(slots=True)
+class Shop:
+    """A module of graphs, each called like its factory, and what was said of them."""
+
+    directory: Path
+    warnings: asyncio.Queue[tuple[str, str]]
+
+    async def load(self, graphs: GraphThread, *names: str) -> list[str]:
+        """Load these graphs and return the names of those that are loaded."""
+        references = [Reference(name, f"./shop.py:{name}") for name in names]
+        async with asyncio.timeout(10):
+            return list(await graphs.load(references, self.directory, self.warn))
+
+    def warn(self, graph: str, warning: str) -> None:
+        """Take a warning."""
+        self.warnings.put_nowait((graph, warning))
+
+    async def warning(self) -> tuple[str, str]:
+        """Return the next warning, once there is one."""
+        async with asyncio.timeout(10):
+            return await self.warnings.get()
+
+    @property
+    def closed(self) -> list[str]:
+        """The graphs whose factories have been left in order."""
+        (module,) = (m for m in tuple(sys.modules.values()) if getattr(m, "__file__", "") == str(self.path))
+        closed: list[str] = module.closed
+        return closed
+
+    @property
+    def path(self) -> Path:
+        """The module's file."""
+        return self.directory.resolve() / "shop.py"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    """The module, not yet imported."""
     (tmp_path / "shop.py").write_text(SHOP)
+    return Shop(tmp_path, asyncio.Queue())
 
+
+async def test_what_a_factory_opened_is_closed_by_the_task_that_opened_it(dsn: str, shop: Shop):
+    """Clients built on anyio (MCP sessions among them) refuse to be left by another task than the one that entered."""
     async with graph_thread(place_of(dsn)) as graphs:
-        loaded = await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
+        assert await shop.load(graphs, "anyios", "sound") == ["anyios", "sound"]
 
-        assert loaded["restock_plan"].name == "restock_plan"
+    assert shop.closed == ["sound"]
+    assert shop.warnings.empty()
 
 
-async def test_a_graph_that_cannot_be_loaded_leaves_nothing_open(dsn: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "said"), [("broken", "ConnectionError: the feed is gone"), ("silent", "it ended by itself")]
+)
+async def test_a_graph_whose_clients_break_down_takes_no_other_with_it(
+    dsn: str, shop: Shop, name: str, said: str
+):
+    """Its task group cancels the task it is in, and the clients of all graphs were closed without a word."""
+    async with graph_thread(place_of(dsn)) as graphs:
+        await shop.load(graphs, "sound", name)
+        graph, warning = await shop.warning()
+
+        assert shop.closed == []
+        assert (graph, said in warning, "restart this replica" in warning) == (name, True, True)
+
+    assert shop.closed == ["sound"]
+    assert shop.warnings.empty()
+
+
+async def test_a_graph_that_breaks_down_while_another_is_loaded_does_not_stop_the_loading(
+    dsn: str, shop: Shop
+):
+    """The other factory was cancelled in its place, and the replica waited for ever to be ready."""
+    async with graph_thread(place_of(dsn)) as graphs:
+        assert await shop.load(graphs, "broken", "patient") == ["broken", "patient"]
+        assert (await shop.warning())[0] == "broken"
+        assert shop.closed == []
+
+    assert shop.closed == ["patient"]
+
+
+async def test_whatever_a_factory_raises_is_said_of_its_graph_and_the_others_are_closed(dsn: str, shop: Shop):
+    """All faults together; a cancellation or an interrupt, which nobody asked for, is one as well."""
+    async with graph_thread(place_of(dsn)) as graphs:
+        with pytest.raises(Unusable) as refused:
+            await shop.load(graphs, "sound", "cancelled", "interrupted")
+        await graphs.answer()
+
+        assert [line.partition(" (")[0] for line in str(refused.value).splitlines()] == [
+            "graph cancelled: its factory raised CancelledError",
+            "graph interrupted: its factory raised KeyboardInterrupt: stop that",
+        ]
+        assert shop.closed == ["sound"]
+
+
+async def test_a_graph_that_cannot_be_closed_is_named_and_the_others_are(dsn: str, shop: Shop):
+    """What goes wrong in the last second must neither keep the others open nor end the replica with a traceback."""
+    async with graph_thread(place_of(dsn)) as graphs:
+        await shop.load(graphs, "clumsy", "sound")
+
+    graph, warning = await shop.warning()
+    assert (graph, warning.partition(" (")[0]) == (
+        "clumsy",
+        "what its factory held open could not be closed: OSError: disk full",
+    )
+    assert shop.closed == ["sound"]
+
+
+async def test_a_graph_that_cannot_be_loaded_leaves_nothing_open(dsn: str, shop: Shop):
     """The refusal comes out of load(), and the thread can be closed as ever."""
-    (tmp_path / "shop.py").write_text("graph = None")
-
     async with graph_thread(place_of(dsn)) as graphs:
         with pytest.raises(Unusable, match="is of type NoneType"):
-            await graphs.load([Reference("restock_plan", "./shop.py:graph")], tmp_path)
+            await shop.load(graphs, "nothing")
 
 
 async def test_after_the_close_nothing_is_left(dsn: str, onlooker: Onlooker):

@@ -98,10 +98,10 @@ def resume_tick(
 
 async def _load(entry: Any, directory: Path, stack: AsyncExitStack) -> Any:
     """Load the graph before anything is held or admitted, for a typing error in it is no tick's outcome."""
-    from tickd.graphs import Reference, load_all  # noqa: PLC0415  # as above
+    from tickd.graphs import Reference, load_graph  # noqa: PLC0415  # as above
 
     reference = Reference(entry.name, entry.graph, entry.input if isinstance(entry.input, str) else None)
-    return (await load_all([reference], directory, stack))[entry.name]
+    return await load_graph(reference, directory, stack)
 
 
 async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
