@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -33,7 +33,6 @@ from tickd.timer import Timer
 from tickd.upkeep import Upkeep
 
 
-CLOSE_SECONDS = 5
 # What is left for the lines of runs that could not be stopped.
 LAST_WORDS = timedelta(seconds=1)
 # A timer that is this late has stopped firing, whatever else still moves.
@@ -63,6 +62,7 @@ class Daemon:
         self._through_pooler = False
         self._runner: Runner | None = None
         self._timer: Timer | None = None
+        self._left_open: str | None = None
 
     async def serve(self) -> int:
         """Run until asked to stop; return the exit code. Raises Unusable or DatabaseUnusable when it cannot start."""
@@ -310,10 +310,10 @@ class Daemon:
         try:
             yield graphs
         finally:
-            # What is left then, a factory that does not let go, ends with the process.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await graphs.close()
+            try:
+                await graphs.close()
+            except TimeoutError as error:
+                self._left_open = str(error)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -331,5 +331,10 @@ class Daemon:
         os._exit(FORCED)
 
     def _stopped(self, exit_code: int) -> int:
+        if self._left_open is not None:
+            reason = f"{self._left_open}; the process ends it"
+            self._log.warning("daemon.stopped", exit_code=exit_code, reason=reason)
+            # Python waits for its threads at the end, and a factory's exit may be stuck in one.
+            os._exit(exit_code)
         self._log.info("daemon.stopped", exit_code=exit_code)
         return exit_code

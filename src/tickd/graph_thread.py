@@ -29,6 +29,9 @@ from tickd.runs import Run, RunOrder, current_run
 
 # A connection that was in use so lately is lent without a round trip.
 TRUSTED_FOR = timedelta(seconds=2)
+CLOSE_SECONDS = 5
+# For the thread to end once everything is closed, or a last chance for a loop that is blocked.
+JOIN_SECONDS = 1
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -149,13 +152,27 @@ class GraphThread:
         return run
 
     async def close(self) -> None:
-        """Close the pool and what the graphs' factories hold open, and end the thread."""
+        """Close the pool and what the graphs' factories hold open, and end the thread.
+
+        Raises TimeoutError that names the graphs whose factories do not let go.
+        """
         try:
-            await self._on_graph_loop(self._close())
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._on_graph_loop(self._close())
+        except TimeoutError:
+            raise TimeoutError(f"not closed within {CLOSE_SECONDS} s: {self._still_open()}") from None
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            await asyncio.to_thread(self._thread.join)
-            self._loop.close()
+            # Not without limit: a loop that a factory's exit blocks does not hear of the stop.
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def _still_open(self) -> str:
+        """Say what has not been closed: the graph that blocks the others, or all that are open."""
+        held = {keeper.get_name() for keeper in tuple(self._keepers)}
+        blocking = held & {self.current_graph()}
+        return ", ".join(sorted(blocking or held)) or "the checkpoint pool"
 
     def renew_connections(self) -> None:
         """Replace the pool's connections, each when it is idle: the database is another server now."""
@@ -279,12 +296,11 @@ class GraphThread:
 
     async def _close(self) -> None:
         self._closing.set()
-        try:
-            if self._keepers:
-                await asyncio.wait(self._keepers)
-        finally:
-            if self._pool is not None:
-                await self._pool.close()
+        # The pool first, because a factory may never let go.
+        if self._pool is not None:
+            await self._pool.close()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
 
     async def _on_graph_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))

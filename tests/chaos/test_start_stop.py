@@ -97,6 +97,55 @@ def test_a_stop_waits_for_the_run(fleet: Fleet, witness: Witness):
     assert [run.ended is not None for run in witness.runs()] == [True]
 
 
+STUCK = """
+import asyncio
+import threading
+from contextlib import asynccontextmanager, contextmanager
+
+from tests.played import graph_of, step
+
+MINUTE = 60
+builder = graph_of(one=step("one"))
+
+
+@contextmanager
+def blocked():
+    yield builder
+    threading.Event().wait(MINUTE)
+
+
+@asynccontextmanager
+async def in_a_thread():
+    yield builder
+    await asyncio.to_thread(threading.Event().wait, MINUTE)
+
+
+@asynccontextmanager
+async def waiting():
+    yield builder
+    await asyncio.Event().wait()
+"""
+
+
+def test_a_factory_that_does_not_let_go_holds_no_replica_up(fleet: Fleet, tmp_path: Path):
+    """What it blocks, the graph loop, cannot even be asked to stop; the orchestrator would kill without a word in the log."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    names = ("blocked", "in_a_thread", "waiting")
+    for name in names:
+        entries = {each: {"graph": f"./stuck.py:{each}", "every": "1d"} for each in (name, "builder")}
+        fleet.start(name, fleet.schedule(entries))
+    for replica in fleet.replicas:
+        replica.wait_for("daemon.ready")
+
+    for replica in fleet.replicas:
+        replica.signal(signal.SIGTERM)
+
+    assert [replica.wait() for replica in fleet.replicas] == [0, 0, 0]
+    for name in names:
+        stopped = fleet.named(name).wait_for("daemon.stopped")
+        assert stopped["reason"] == f"not closed within 5 s: {name}; the process ends it"
+
+
 def test_a_drain_that_runs_out_ends_the_run_and_says_so(fleet: Fleet, witness: Witness):
     """The orchestrator's patience is limited; what it would kill is better ended in order."""
     schedule = fleet.schedule(
