@@ -144,8 +144,12 @@ def once_sync(
     repeatable: bool = False,
     not_done: tuple[type[BaseException], ...] = (),
 ) -> Any:
-    """Do the same as `once` from a node that is not a coroutine, with an action that is none either."""
+    """Do the same as `once` from a node that is not a coroutine, with an action that is none either.
+
+    Raises RuntimeError in a coroutine on the graph's own event loop, which it would block for ever.
+    """
     effect = _Effect.of(config, name)
+    effect.refuse_own_loop()
     with effect.alone():
         note = effect.wait(effect.intend())
         if note is not None and not note.received:
@@ -296,6 +300,18 @@ class _Effect:
     async def withdraw(self) -> None:
         """Take the intent back: nothing has happened."""
         await self._run(WITHDRAW)
+
+    def refuse_own_loop(self) -> None:
+        """Raise RuntimeError on the saver's loop: to wait there for what only that loop can do would stop every graph."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # a thread without a loop, as a node that is not a coroutine has it
+        if running is self.saver.loop:
+            raise RuntimeError(
+                f"node {self.place.node} called once_sync on the event loop of its graph, which would wait for itself: "
+                "write `await once(...)` in an async node, or call what uses once_sync by `await asyncio.to_thread(...)`"
+            )
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the saver's loop, from a thread that is not the loop's."""

@@ -167,6 +167,25 @@ async def test_a_sync_node_has_the_same(stage):
     assert receipts[0] == receipts[1]
 
 
+async def test_an_async_node_that_calls_the_sync_way_is_refused_and_told_the_other(stage):
+    """It waited on the graph loop for that loop, and no graph of the replica went on until it was killed."""
+
+    async def node(_: State, config: RunnableConfig) -> State:
+        return {"seen": [str(once_sync(config, "charge", action=stage.world.charge))]}
+
+    async def node_with_a_thread(_: State, config: RunnableConfig) -> State:
+        receipt = await asyncio.to_thread(once_sync, config, "charge", action=stage.world.charge)
+        return {"seen": [receipt["key"]]}
+
+    with pytest.raises(RuntimeError, match=r"node pay@1 .* write `await once\(\.\.\.\)` in an async node"):
+        await stage.run(one_node(node), 5, {"seen": []})
+    assert stage.world.done == {}
+    assert await stage.effects() == []
+
+    await stage.run(one_node(node_with_a_thread), 5)
+    assert stage.world.done == {"charge": 1}
+
+
 @pytest.mark.parametrize("sync", [False, True])
 async def test_an_effect_that_was_cut_off_is_ambiguous(stage, sync):
     """The bank may or may not have heard; tickd does not guess, and says who began it and what to do."""
