@@ -49,6 +49,7 @@ EVENTS = TERMINAL_EVENTS | {
     "database.failed_over",
     "database.migrated",
     "retention.swept",
+    "retention.stuck",
     "library.message",
 }
 LONGEST_TEXT = 20_000

@@ -2,8 +2,12 @@
 
 A thread's age counts from the last hold under which it was written. Its row in `tickd.threads` goes first, in the same
 transaction: from then on the thread is none of tickd's, and no fence stands in the way of deleting its checkpoints.
+
+How long that takes depends on how long the histories are, so a batch has a time limit, and is smaller after it ran out.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +21,9 @@ BATCH = 500
 # Rows of ticks are also what keeps a late replica from running one again; they outlive every grace and catch-up.
 LEAST_TICKS = timedelta(hours=1)
 
+# Postgres itself ends what takes too long. A statement whose client has gone would run to its end all the same, for nothing,
+# and keep the threads locked for so long.
+LIMIT_STATEMENTS = "SELECT set_config('statement_timeout', %s, true)"
 # All of these ask for statement_timestamp(). clock_timestamp() moves on while a statement runs, so against it Postgres
 # compares every row of the graph, instead of stopping in the index where the old ones end.
 FORGET_THREADS = """
@@ -77,19 +84,39 @@ class Removed:
 
     threads: int
     ticks: int
-
-    @property
-    def more(self) -> bool:
-        """Say whether there is likely more to remove."""
-        return self.threads >= BATCH or self.ticks >= BATCH
+    more: bool
 
 
-async def remove_old(connection: AsyncConnection[Any], space: int, entry: Entry) -> Removed:
-    """Remove one batch of the graph's old threads and ticks; several replicas may do so at the same time."""
+@dataclass(slots=True)
+class Pace:
+    """How many threads or ticks of a graph are removed at a time; `stuck` when even one takes too long."""
+
+    batch: int = BATCH
+    stuck: bool = False
+
+    def slow_down(self) -> bool:
+        """Take half as many from now on; False when one was too much already."""
+        one_was_too_much = self.batch == 1
+        self.batch = max(1, self.batch // 2)
+        return not one_was_too_much
+
+    def speed_up(self) -> None:
+        """Take twice as many from now on, up to a whole batch."""
+        self.batch = min(BATCH, self.batch * 2)
+        self.stuck &= self.batch < BATCH
+
+
+async def remove_old(
+    connection: AsyncConnection[Any], space: int, entry: Entry, *, batch: int, within: timedelta
+) -> Removed:
+    """Remove one batch of the graph's old threads and ticks; several replicas may do so at the same time.
+
+    A statement that takes longer than `within` raises psycopg's QueryCanceled, and the threads, or ticks, all stay.
+    """
     threads = 0
-    facts = {"space": space, "graph": entry.name, "batch": BATCH}
+    facts = {"space": space, "graph": entry.name, "batch": batch}
     if entry.keep.threads is not None:
-        async with connection.transaction():
+        async with _limited(connection, within):
             cursor = await connection.execute(FORGET_THREADS, facts | {"keep": entry.keep.threads})
             forgotten = [row[0] for row in await cursor.fetchall()]
             for statement in DELETE_CHECKPOINTS:
@@ -98,6 +125,15 @@ async def remove_old(connection: AsyncConnection[Any], space: int, entry: Entry)
     ticks = 0
     if entry.keep.ticks is not None:
         keep = max(entry.keep.ticks, entry.catch_up + LEAST_TICKS)
-        ticks = (await connection.execute(DELETE_TICKS, facts | {"keep": keep})).rowcount
-        await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})
-    return Removed(threads, ticks)
+        async with _limited(connection, within):
+            ticks = (await connection.execute(DELETE_TICKS, facts | {"keep": keep})).rowcount
+            await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})
+    return Removed(threads, ticks, more=max(threads, ticks) >= batch)
+
+
+@asynccontextmanager
+async def _limited(connection: AsyncConnection[Any], within: timedelta) -> AsyncIterator[None]:
+    """Run a transaction whose statements may each take so long."""
+    async with connection.transaction():
+        await connection.execute(LIMIT_STATEMENTS, [str(round(within.total_seconds() * 1000))])
+        yield

@@ -10,7 +10,7 @@ import pytest
 import tickd
 from tests.fences import config, graph, prepare
 from tickd.entry import Entry
-from tickd.retention import remove_old
+from tickd.retention import BATCH, Removed, remove_old
 from tickd.schedule import parse
 from tickd.settings import read_settings
 from tickd.tick import Outcome
@@ -31,6 +31,11 @@ def threads(connection: psycopg.Connection[Any]) -> Mapping[str, set[str]]:
         table: {row[0] for row in connection.execute(f"SELECT DISTINCT thread_id FROM {table}".encode())}
         for table in TABLES
     }
+
+
+async def remove_batch(connection: psycopg.AsyncConnection[Any], one: Entry) -> Removed:
+    """Remove a whole batch, with time enough."""
+    return await remove_old(connection, 7301, one, batch=BATCH, within=timedelta(seconds=9))
 
 
 async def age(dsn: str, thread: str, by: timedelta, *, ticks: bool = True) -> None:
@@ -66,8 +71,8 @@ async def test_old_threads_go_from_all_tables_and_running_young_and_foreign_ones
     ):
         await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
         await age(dsn, "running", timedelta(days=2), ticks=False)
-        removed = await remove_old(connection, 7301, entry("{threads: 1d}"))
-        again = await remove_old(connection, 7301, entry("{threads: 1d}"))
+        removed = await remove_batch(connection, entry("{threads: 1d}"))
+        again = await remove_batch(connection, entry("{threads: 1d}"))
 
     assert (removed.threads, removed.ticks, removed.more) == (1, 0, False)
     assert again.threads == 0
@@ -88,7 +93,7 @@ async def test_old_ticks_go_and_open_ones_stay(dsn: str):
             await age(dsn, thread, timedelta(days=40))
 
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        removed = await remove_old(connection, 7301, entry("{ticks: 30d}"))
+        removed = await remove_batch(connection, entry("{ticks: 30d}"))
 
     assert removed.ticks == 1
     with psycopg.connect(dsn) as look:
@@ -106,7 +111,7 @@ async def test_a_short_keep_does_not_let_a_tick_run_twice(dsn: str, keep: str):
     await age(dsn, "t", timedelta(minutes=30))
 
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        removed = await remove_old(connection, 7301, entry(keep))
+        removed = await remove_batch(connection, entry(keep))
 
     assert removed.ticks == 0
 
@@ -119,7 +124,7 @@ async def test_a_removed_thread_is_free_for_others(dsn: str):
         await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
     await age(dsn, "t", timedelta(days=2))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await remove_old(connection, 7301, entry("1d"))
+        await remove_batch(connection, entry("1d"))
 
     from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415  # only here
 

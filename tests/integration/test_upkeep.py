@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 
+from tests.logbook import Logbook
 from tests.onlooker import Onlooker
 from tickd import upkeep
 from tickd.fleet import Fleet
 from tickd.lock import LockPlace, open_session
+from tickd.log import Log
+from tickd.pool import Pool
+from tickd.schedule import parse
 from tickd.stop import Stop
 from tickd.upkeep import Upkeep
 
@@ -22,6 +27,103 @@ LISTENING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
 PRESENT = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' AND granted"
 )
+
+KEEPING = """
+defaults: {keep: 1d, every: 1h, graph: "a:b"}
+graphs: {first: {}, second: {}}
+"""
+OLD_CHECKPOINT = "INSERT INTO checkpoints (thread_id, checkpoint_id, checkpoint, metadata) VALUES (%s, '1', '{}', '{}') RETURNING 1"
+OLD_THREAD = """
+INSERT INTO tickd.threads (thread_id, space, graph, token, held_at)
+VALUES (%s, 7301, %s, 1, now() - interval '2 days')
+RETURNING 1
+"""
+SLOW_REMOVAL = """
+CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(CASE WHEN OLD.thread_id LIKE 'huge%' THEN 3600 WHEN OLD.thread_id LIKE 'long%' THEN 0.05 ELSE 0 END);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER be_slow AFTER DELETE ON checkpoints FOR EACH ROW EXECUTE FUNCTION be_slow();
+"""
+
+
+@pytest.fixture
+async def retaining(
+    place: LockPlace, onlooker: Onlooker, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[None]:
+    """A replica that removes what is old all the time, with half a second for a batch."""
+    monkeypatch.setattr(upkeep, "RETAIN_EVERY", timedelta(milliseconds=20))
+    onlooker.connection.execute(SLOW_REMOVAL)
+    short = timedelta(seconds=0.5)
+    pool = Pool(
+        "test",
+        place.dsn.connection_parameters,
+        minimum=1,
+        maximum=2,
+        patience=timedelta(seconds=10),
+        check_within=timedelta(seconds=10),
+        loan=short,
+    )
+    stop = Stop()
+    entries = parse(KEEPING, path="schedule.yaml", environment={}).entries.values()
+    nothing = dict.fromkeys(
+        ("graphs", "clock", "timer", "take_over", "work_off", "displace", "unwritten_since", "fleet")
+    )
+    kept = Upkeep(
+        **cast("Any", nothing),
+        pool=pool,
+        place=replace(place, answer_timeout=short),
+        skew_limit=HOUR,
+        entries=entries,
+        stop=stop,
+        log=log,
+    )
+    await pool.open()
+    task = asyncio.create_task(kept.retain())
+    yield
+    stop.request()
+    await task
+    await pool.close()
+
+
+def leave_behind(onlooker: Onlooker, graph: str, threads: list[str]) -> None:
+    """Let the graph have old threads, each with a checkpoint."""
+    with onlooker.connection.transaction():
+        for thread in threads:
+            onlooker.value(OLD_CHECKPOINT, thread)
+            onlooker.value(OLD_THREAD, thread, graph)
+
+
+@pytest.mark.usefixtures("retaining")
+async def test_histories_too_long_for_one_batch_go_in_smaller_ones(onlooker: Onlooker, book: Logbook):
+    """The whole batch was undone when its time was over, and begun again a minute later, for ever."""
+    leave_behind(onlooker, "second", ["short"])
+    leave_behind(onlooker, "first", [f"long {number}" for number in range(40)])
+
+    await onlooker.until(
+        lambda: onlooker.value("SELECT count(*) FROM tickd.threads NATURAL FULL JOIN checkpoints") == 0,
+        seconds=30,
+    )
+    await book.wait_for("retention.swept", graph="first")
+    await book.wait_for("retention.swept", graph="second")
+    assert book.find("retention.stuck") == []
+
+
+@pytest.mark.usefixtures("retaining")
+async def test_a_thread_that_cannot_be_removed_is_said_once_and_keeps_no_other_graph_waiting(
+    onlooker: Onlooker, book: Logbook
+):
+    """Whatever the first graph has, the second one is looked after."""
+    leave_behind(onlooker, "first", ["huge"])
+    await book.wait_for("retention.stuck", graph="first", seconds=30)
+
+    for number in range(3):  # each of them in a visit that comes after one of the first graph
+        leave_behind(onlooker, "second", [f"short {number}"])
+        await book.wait_for("retention.swept", graph="second", count=number + 1)
+
+    assert len(book.find("retention.stuck")) == 1
+    assert onlooker.rows("SELECT thread_id FROM tickd.threads") == [("huge",)]
 
 
 @pytest.fixture
