@@ -137,13 +137,11 @@ class SharedSession(LockSession):
                 "this process did not run for longer than Postgres keeps a silent client's lock",
             )
         try:
-            sent = time.monotonic()
             (timeline,) = await self._within(self._fetch(PROBE, ()), self.place.windows.probe_timeout)
         except TimeoutError as error:
             return Loss("no_answer", str(error))
         except psycopg.Error as error:
             return Loss("session_ended", str(error).strip())
-        self._confirmed = sent
         if timeline < newest_timeline():
             newest = newest_timeline()
             return Loss("failover", f"the lock is on timeline {timeline}, and the primary on {newest}")
@@ -193,8 +191,7 @@ class SharedSession(LockSession):
                 values = batch.close()
                 if values:
                     statement = self._fetch_all(question.many, self.common_values() | values)
-                    batch.answer(await super()._within(statement, self.place.answer_timeout))
-                    self._read_at = time.monotonic()
+                    batch.answer(await self._answered(statement, self.place.answer_timeout))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is for those who wait for the answer
             batch.fail(error)
 
@@ -206,11 +203,19 @@ class SharedSession(LockSession):
     async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
         try:
             async with self._turns.turn(hurried=True):
-                answer = await super()._within(statement, limit)
-                self._read_at = time.monotonic()
-                return answer
+                return await self._answered(statement, limit)
         finally:
             statement.close()  # where it had no turn; else this does nothing
+
+    async def _answered(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
+        """Have the statement's turn: its answer says that the session was there after this moment, like a probe's.
+
+        The moment before it was sent, and not that of the answer, which may have lain unread while the process stood still.
+        """
+        sent = time.monotonic()
+        answer = await super()._within(statement, limit)
+        self._confirmed, self._read_at = sent, time.monotonic()
+        return answer
 
 
 class SharedHolds:

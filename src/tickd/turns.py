@@ -1,7 +1,8 @@
-"""Turns: one at a time, and whoever is in a hurry goes first; or one for all who wait, where it fails.
+"""Turns: one at a time, and whoever is in a hurry goes first, within limits; or one for all who wait, where it fails.
 
 Many holds share one session, and a tick that waits to be admitted waits for its start, while one that is to be recorded
-has ended. In the order of asking, every start of a herd would wait for the ends of those before it.
+has ended. In the order of asking, every start of a herd would wait for the ends of those before it. But where commits
+are slow there is always a next one in a hurry, and whoever is patient is not to wait for ever.
 """
 
 import asyncio
@@ -10,11 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 
+# How many of those in a hurry go before one who is not.
+HURRIED_IN_A_ROW = 8
+
+
 class Turns:
     """A lock with two queues."""
 
     def __init__(self) -> None:
         self._taken = False
+        self._passed_over = 0
         self._hurried: deque[asyncio.Future[None]] = deque()
         self._patient: deque[asyncio.Future[None]] = deque()
 
@@ -43,10 +49,13 @@ class Turns:
 
     def _pass_on(self) -> None:
         """Give the turn to the next in line; it stays taken in between, so that nobody slips in."""
-        for queue in (self._hurried, self._patient):
+        patient_first = self._passed_over >= HURRIED_IN_A_ROW
+        for queue in (self._patient, self._hurried) if patient_first else (self._hurried, self._patient):
             while queue:
                 turn = queue.popleft()
                 if not turn.done():
+                    passes_over = queue is self._hurried and self._patient
+                    self._passed_over = self._passed_over + 1 if passes_over else 0
                     turn.set_result(None)
                     return
         self._taken = False

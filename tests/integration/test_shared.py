@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -145,6 +146,42 @@ async def test_a_probe_of_its_own_loses_one_hold_alone(place: LockPlace, onlooke
         assert loss.cause == "superseded"
         assert not session.lost
         assert len(onlooker.locks()) == 2
+    await holds.end()
+
+
+async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is(place: LockPlace):
+    """Statements in a hurry kept its own watch from asking, until it gave all holds up for want of an answer."""
+    # Longer than one statement, or the watch asks in a hurry itself; and trusted for a shorter time than those in a hurry take
+    # before it is the watch's turn, so that their answers have to count.
+    windows = TrustWindows(
+        probe_interval=timedelta(milliseconds=200),
+        server_idle=timedelta(milliseconds=300),
+        server_interval=timedelta(milliseconds=100),
+    )
+    compared = asyncio.Event()
+
+    def newest_timeline() -> int:
+        compared.set()
+        return 0
+
+    holds = SharedHolds(replace(place, windows=windows), newest_timeline)
+    session = await holds.session()
+
+    async def keep_busy() -> None:
+        for _ in range(20):
+            await session.fetch("SELECT pg_sleep(0.1)")
+
+    async with asyncio.timeout(20):
+        compared.clear()
+        busy = asyncio.gather(keep_busy(), keep_busy())
+        for _ in range(3):
+            compared.clear()
+            await compared.wait()
+        assert not busy.done()
+        await busy
+        compared.clear()
+        await compared.wait()
+    assert not session.lost
     await holds.end()
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from tests.turns import turn
-from tickd.turns import SharedTry, Turns
+from tickd.turns import HURRIED_IN_A_ROW, SharedTry, Turns
 
 
 class Queue:
@@ -24,7 +24,7 @@ class Queue:
 
     async def settle(self) -> None:
         """Let every task that can go on do so."""
-        for _ in range(20):
+        for _ in range(100):
             await turn()
 
     async def _take(self, name: str, *, hurried: bool) -> None:
@@ -49,6 +49,34 @@ async def test_whoever_is_in_a_hurry_goes_first_and_the_others_in_their_order(qu
     await queue.settle()
 
     assert queue.had == ["start 1", "start 2", "record 1", "record 2"]
+
+
+async def test_so_many_in_a_hurry_go_first_and_not_one_more(queue: Queue):
+    """Where commits are slow the next start is there before the last one is over, and no record would ever be written."""
+    async with queue.turns.turn():
+        for number in range(1, 3):
+            await queue.join(f"record {number}")
+        for _ in range(HURRIED_IN_A_ROW * 2 + 1):
+            await queue.join("start", hurried=True)
+    await queue.settle()
+
+    starts = ["start"] * HURRIED_IN_A_ROW
+    assert queue.had == [*starts, "record 1", *starts, "record 2", "start"]
+
+
+async def test_those_who_went_while_nobody_was_patient_are_not_counted(queue: Queue):
+    """Whoever is patient has been passed over by nobody then."""
+    async with queue.turns.turn():
+        for _ in range(HURRIED_IN_A_ROW):
+            await queue.join("start", hurried=True)
+    await queue.settle()
+    queue.had.clear()
+    async with queue.turns.turn():
+        await queue.join("record")
+        await queue.join("start", hurried=True)
+    await queue.settle()
+
+    assert queue.had == ["start", "record"]
 
 
 @pytest.mark.parametrize("hurried", [False, True], ids=["patient", "hurried"])
