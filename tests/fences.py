@@ -2,9 +2,9 @@
 
 import operator
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, LiteralString, TypedDict
 
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.graph import START, StateGraph
@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import AsyncConnectionPool
 
-from tickd.fence import FencedSaver
+from tickd.fence import Ask, FencedSaver
 from tickd.guard import install_guard
 from tickd.migrations import migrate
 from tickd.stop import Stop
@@ -81,11 +81,14 @@ async def connect(dsn: str) -> AsyncConnection[Any]:
     return await AsyncConnection.connect(dsn, autocommit=True)
 
 
-@asynccontextmanager
-async def open_connection(dsn: str) -> AsyncIterator[AsyncConnection[Any]]:
-    """Open such a connection for the length of a block."""
-    async with await connect(dsn) as connection:
-        yield connection
+def asking(dsn: str) -> Ask:
+    """Return what asks each statement over a connection of its own."""
+
+    async def ask(statement: LiteralString, values: Sequence[Any]) -> None:
+        async with await connect(dsn) as connection:
+            await connection.execute(statement, values)
+
+    return ask
 
 
 async def prepare(dsn: str) -> None:

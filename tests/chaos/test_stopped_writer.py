@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from tests.fences import THREAD, admit, connect, open_connection, open_pool, prepare, rows, run, saver
+from tests.fences import THREAD, admit, asking, connect, open_pool, prepare, rows, run, saver
 from tests.replicas import ROOT, replica_environment
-from tickd.fence import past_stale_writers
+from tickd.fence import StaleWriters
 
 
 pytestmark = pytest.mark.chaos
@@ -108,9 +108,7 @@ async def test_a_stopped_holder_writes_nothing_after_the_next_hold(dsn: str):
             await stop_somewhere(stale, old, chance)
 
             waiting = connection.info.backend_pid
-            await past_stale_writers(
-                admit(connection, new), waiting=waiting, connect=lambda: open_connection(dsn)
-            )
+            await StaleWriters(waiting, asking(dsn)).past(admit(connection, new))
             before = await rows(connection)
             if attempt % 2:
                 # It goes on while the new holder runs, else when that has finished.

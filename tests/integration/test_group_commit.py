@@ -17,8 +17,8 @@ from tests.fences import (
     PARKED,
     SPACE,
     admit,
+    asking,
     connect,
-    open_connection,
     open_pool,
     prepare,
     rows,
@@ -29,7 +29,7 @@ from tests.onlooker import Onlooker
 from tests.turns import turn
 from tests.young_ledger import FEW, ROUNDS, grow
 from tickd import group_commit
-from tickd.fence import is_refused, past_stale_writers
+from tickd.fence import StaleWriters, is_refused
 from tickd.group_commit import LARGE, MOST_SAVES, TOGETHER, GroupCommit, Save
 from tickd.saves import GroupedSaver
 
@@ -305,10 +305,8 @@ async def test_an_admission_that_waits_too_long_ends_the_group_and_nobody_is_los
     """The stale one is refused when it comes back alone; the others are written."""
     async with await connect(dsn) as admitting:
         async with stage.parked(onlooker, stage.put("a"), stage.put("b")) as saves, asyncio.timeout(20):
-            await past_stale_writers(
-                admit(admitting, 6, thread="a", graph="a"),
-                waiting=admitting.info.backend_pid,
-                connect=lambda: open_connection(dsn),
+            await StaleWriters(admitting.info.backend_pid, asking(dsn)).past(
+                admit(admitting, 6, thread="a", graph="a")
             )
         stale, other = await asyncio.gather(*saves, return_exceptions=True)
 

@@ -22,18 +22,20 @@ from tests.fences import (
     SPACE,
     THREAD,
     admit,
+    asking,
     config,
     connect,
-    open_connection,
     open_pool,
     prepare,
     rows,
     run,
     saver,
 )
+from tests.lock_sessions import sessions
+from tickd import admissions
 from tickd.admissions import Admission, hold_and_admit
 from tickd.dsn import parse_dsn
-from tickd.fence import PATIENCE, FencedSaver, is_refused, past_stale_writers
+from tickd.fence import PATIENCE, FencedSaver, StaleWriters, is_refused
 from tickd.lock import LockPlace, closing, open_session
 from tickd.tick import Tick, run_id
 
@@ -261,7 +263,7 @@ async def test_sent_while_a_take_over_is_under_way_it_learns_how_that_ended(stag
 async def admit_past_stale_writers(stage: Stage, dsn: str) -> None:
     """Admit token 6 as the ledger admits."""
     waiting = stage.admitting.info.backend_pid
-    await past_stale_writers(admit(stage.admitting, 6), waiting=waiting, connect=lambda: open_connection(dsn))
+    await StaleWriters(waiting, asking(dsn)).past(admit(stage.admitting, 6))
 
 
 @pytest.mark.parametrize(("operation", "name", "table"), BEHIND_THE_GUARD)
@@ -321,15 +323,48 @@ async def test_only_a_writer_is_ended(stage, dsn):
         await operator.execute("SELECT")
 
 
+async def admissions_that_end_while_a_connection_is_opened(
+    dsn: str, monkeypatch: Any, *replicas: str
+) -> list[str]:
+    """Let each of these have an admission wait on its session until the last one looks; return who opened a connection."""
+    opened: list[str] = []
+    last_looks, over = asyncio.Event(), asyncio.Event()
+
+    async def never_open(place: LockPlace) -> None:
+        opened.append(place.replica)
+        if place.replica == replicas[-1]:
+            last_looks.set()
+        await asyncio.Event().wait()
+
+    async with sessions(dsn, kind="shared") as open_as, asyncio.timeout(20):
+        session_of = {replica: await open_as(replica) for replica in replicas}
+        monkeypatch.setattr(admissions, "open_session", never_open)
+        waiting = [
+            asyncio.create_task(admissions.admit(session_of[replica], over.wait())) for replica in replicas
+        ]
+        await last_looks.wait()
+        over.set()
+        assert all(await asyncio.gather(*waiting))
+    return opened
+
+
+async def test_an_admission_that_ends_is_not_kept_waiting_for_a_connection(dsn, monkeypatch):
+    """It has the lock, and a server that is slow takes seconds for a connection that nobody needs any more."""
+    assert await admissions_that_end_while_a_connection_is_opened(dsn, monkeypatch, "a") == ["a"]
+
+
+async def test_all_that_wait_on_one_session_share_a_connection(dsn, monkeypatch):
+    """A server that is slow got one for each of them each second, for one and the same backend."""
+    opened = await admissions_that_end_while_a_connection_is_opened(dsn, monkeypatch, "a", "a", "a", "b")
+
+    assert opened == ["a", "b"]
+
+
 async def test_an_admission_that_fails_fails_as_itself(stage, dsn):
     """Whoever waits for the admission branches on its error."""
     waiting = stage.admitting.info.backend_pid
     with pytest.raises(psycopg.errors.UndefinedTable):
-        await past_stale_writers(
-            stage.admitting.execute("SELECT FROM nowhere"),
-            waiting=waiting,
-            connect=lambda: open_connection(dsn),
-        )
+        await StaleWriters(waiting, asking(dsn)).past(stage.admitting.execute("SELECT FROM nowhere"))
 
 
 async def test_an_admission_takes_the_graph_s_other_threads_in_its_own_statement(dsn: str):
