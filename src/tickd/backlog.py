@@ -195,7 +195,7 @@ class Backlog:
         if claimed.interrupted and entry.after_interrupt == "skip":
             # The earlier tick came to its interrupt after this one had been enqueued.
             return await self._runner.record(tick, session, admission, Ran.skipped(SkipReason.INTERRUPTED))
-        probe = claim.renewal(self._place.space, tick, admission.token, self._place.windows.lease)
+        probe = claim.renewal(tick, admission.token, self._place.windows.lease)
         ran = await self._runner.run(entry, tick, session, admission, probe)
         if ran.cut_short:
             # Its checkpoints are there; another replica continues, though the node in mid-air runs again.

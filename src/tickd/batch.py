@@ -17,7 +17,7 @@ class Question:
     `one` takes each value by its name, and answers with one row or none. `many` takes an array of each, in the same order,
     and answers with a row for each that has an answer: its number, counted from 1, and then what `one` answers. `space`
     and `replica` are those of the session in both. No two of a batch may have the same value of `apart`. Those that are
-    not `hurried` let the hurried ones go first.
+    not `hurried` let the hurried ones go first. A `probe` is answered within a probe's time, or the session is given up.
 
     Each array stands in a sub-select, which hides its length from the planner. It would plan each batch anew for that,
     and to plan an admission takes as long as to run it. And it is sent as bytes (`%(...)b`): as text, psycopg would look
@@ -28,6 +28,7 @@ class Question:
     many: LiteralString
     apart: str
     hurried: bool = True
+    probe: bool = False
 
 
 class Batch:

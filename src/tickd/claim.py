@@ -17,14 +17,15 @@ passed over.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, LiteralString
+from typing import Any
 
 from psycopg import AsyncConnection
 
 from tickd.admissions import Admission, admit
+from tickd.batch import Question
 from tickd.ledger import storable
 from tickd.lock import APPLICATION, LockSession
 from tickd.tick import Outcome, Tick, lock_key
@@ -137,12 +138,30 @@ SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thre
 FROM try LEFT JOIN claimed ON true
 """
 # The probe of a claimed run's hold: it answers with the server's timeline, or with no row when the row is not ours.
-RENEW = """
+RENEW = Question(
+    one="""
 UPDATE tickd.ticks
-SET lease_until = clock_timestamp() + %s
-WHERE space = %s AND graph = %s AND fire_time = %s AND token = %s AND outcome IS NULL
+SET lease_until = clock_timestamp() + %(lease)s
+WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
 RETURNING ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
-"""
+""",
+    many="""
+UPDATE tickd.ticks AS t
+SET lease_until = clock_timestamp() + due.lease
+FROM (
+    SELECT %(space)s::int AS space, *
+    FROM unnest((SELECT %(graph)b::text[]), (SELECT %(fire_time)b::timestamptz[]), (SELECT %(token)b::bigint[]),
+                (SELECT %(lease)b::interval[]))
+      WITH ORDINALITY AS due (graph, fire_time, token, lease, number)
+    OFFSET 0
+) AS due
+WHERE t.space = due.space AND t.graph = due.graph AND t.fire_time = due.fire_time AND t.token = due.token
+  AND t.outcome IS NULL
+RETURNING number, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+""",
+    apart="graph",
+    probe=True,
+)
 PUT_BACK = """
 UPDATE tickd.ticks
 SET lease_until = NULL, failures = failures + 1, ready_at = clock_timestamp() + %(pause)s,
@@ -298,9 +317,9 @@ async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[
     return True, Claimed(tick, Admission(token, attempt, thread_id, last_holder), failures, interrupted)
 
 
-def renewal(space: int, tick: Tick, token: int, lease: timedelta) -> tuple[LiteralString, Sequence[Any]]:
-    """Return the statement that renews the lease, for the watch to run as its probe."""
-    return RENEW, (lease, space, tick.graph, tick.fire_time, token)
+def renewal(tick: Tick, token: int, lease: timedelta) -> tuple[Question, Mapping[str, Any]]:
+    """Return the question that renews the lease, for the watch to ask as its probe."""
+    return RENEW, {"graph": tick.graph, "fire_time": tick.fire_time, "token": token, "lease": lease}
 
 
 async def put_back(

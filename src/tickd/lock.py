@@ -22,7 +22,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,8 @@ from tickd.tick import lock_key
 
 
 T = TypeVar("T")
-Probe = tuple[LiteralString, Sequence[Any]]
+# What a watch asks at the interval, and its values: a question, where it asks about more than the session.
+Probe = tuple[LiteralString | Question, Any]
 
 APPLICATION = "tickd/"
 # How long a session's server is waited for at its end.
@@ -185,8 +186,8 @@ class LockSession:
     async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:
         """Return when the hold is lost; cancel to end the watch.
 
-        `probe` is the statement that is asked at the interval: it answers with the server's timeline, or with no row when
-        what is held has passed to somebody else.
+        `probe` is what is asked at the interval: it answers with the server's timeline, or with no row when what is held
+        has passed to somebody else.
 
         A session on the old primary stays healthy after a failover, so its server's timeline is compared with the newest
         one that anybody here has seen.
@@ -228,7 +229,10 @@ class LockSession:
 
     async def _ask_probe(self, probe: Probe, newest_timeline: Callable[[], int]) -> Loss | None:
         sent = time.monotonic()
-        row = await self._within(self._fetch(*probe), self.place.windows.probe_timeout)
+        asked, values = probe
+        if isinstance(asked, Question):
+            asked, values = asked.one, {**self.common_values(), **values}
+        row = await self._within(self._fetch(asked, values), self.place.windows.probe_timeout)
         if row is None:
             return Loss("superseded", "the ledger has a newer token for this tick")
         timeline = row[0]

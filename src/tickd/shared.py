@@ -87,14 +87,17 @@ class SharedSession(LockSession):
 
     async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:
         """Return when the hold is lost: with the session, or, where the probe asks about more than it, alone."""
-        del newest_timeline  # the session's own watch compares it
-        windows = self.place.windows
-        while probe[0] != PROBE:
-            done, _ = await asyncio.wait({self._loss}, timeout=windows.probe_interval.total_seconds())
+        del (
+            newest_timeline
+        )  # the session's own watch compares it, and asks what is asked of the session alone
+        interval = self.place.windows.probe_interval.total_seconds()
+        asked, values = probe
+        while isinstance(asked, Question):
+            done, _ = await asyncio.wait({self._loss}, timeout=interval)
             if done:
                 break
             try:
-                row = await self._within(self._fetch(*probe), windows.probe_timeout)
+                row = await self.ask(asked, values)
             except (psycopg.Error, TimeoutError):
                 break  # the session's own watch says what has become of it
             if row is None:
@@ -191,7 +194,9 @@ class SharedSession(LockSession):
                 values = batch.close()
                 if values:
                     statement = self._fetch_all(question.many, self.common_values() | values)
-                    batch.answer(await self._answered(statement, self.place.answer_timeout))
+                    place = self.place
+                    limit = place.windows.probe_timeout if question.probe else place.answer_timeout
+                    batch.answer(await self._answered(statement, limit))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is for those who wait for the answer
             batch.fail(error)
 

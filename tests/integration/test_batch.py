@@ -14,7 +14,7 @@ from tests.lock_sessions import Open, sessions
 from tests.mutation import SLOW_TRY, taking_its_lock
 from tests.onlooker import Onlooker
 from tests.turns import turn
-from tickd import admissions, ledger
+from tickd import admissions, claim, ledger
 from tickd.admissions import Admission, Refusal, Unfinished
 from tickd.batch import Question
 from tickd.ledger import Finish
@@ -101,6 +101,27 @@ async def test_whoever_asks_while_the_session_is_busy_is_asked_for_together(
     answers = await asyncio.gather(*(session.ask(TOGETHER, {"key": key}) for key in (1, 2, 3)))
 
     assert answers == [[3, 6], [3, 3], [3, 2]]
+    await sleeping
+
+
+async def test_leases_are_renewed_together_and_each_claim_hears_of_its_own(
+    session: LockSession, onlooker: Onlooker
+):
+    """Fifty claimed runs would be fifty commits in each interval, and admissions would wait for them."""
+    graphs = ("a", "b", "c")
+    await asyncio.gather(*(admit(session, graph) for graph in graphs))
+    onlooker.connection.execute("UPDATE tickd.ticks SET token = 2 WHERE graph = 'b'")
+    sleeping = await busy(session, onlooker)
+
+    lease = timedelta(hours=1)
+    a, b, c = await asyncio.gather(*(session.ask(*claim.renewal(tick(graph), 1, lease)) for graph in graphs))
+
+    assert (a, b, c) == ([1], None, [1])
+    query = """
+    SELECT array_agg(graph ORDER BY graph), min(lease_until) > now() + interval '50 minutes'
+    FROM tickd.ticks WHERE lease_until IS NOT NULL GROUP BY xmin::text
+    """
+    assert onlooker.rows(query) == [(["a", "c"], True)]
     await sleeping
 
 

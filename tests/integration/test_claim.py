@@ -511,13 +511,13 @@ async def test_a_lease_is_renewed_by_its_token_only(open_as: Open, look: Onlooke
     old = (await claimed(a)).admission.token
     (until,) = (await rows(look, "lease_until"))[0]
 
-    renewed = await a.fetch(*claim.renewal(SPACE, tick(), old, 2 * LEASE))
+    renewed = await a.ask(*claim.renewal(tick(), old, 2 * LEASE))
 
     assert renewed == (1,)
     assert (await rows(look, "lease_until"))[0][0] >= until + LEASE
     await a.unlock("restock")
     await claimed(b)
-    assert await a.fetch(*claim.renewal(SPACE, tick(), old, LEASE)) is None
+    assert await a.ask(*claim.renewal(tick(), old, LEASE)) is None
 
 
 async def test_the_watch_hears_that_a_claim_was_superseded(open_as: Open):
@@ -528,7 +528,7 @@ async def test_the_watch_hears_that_a_claim_was_superseded(open_as: Open):
     await a.unlock("restock")
     await claimed(b)
 
-    loss = await asyncio.wait_for(a.watch(probe=claim.renewal(SPACE, tick(), old, LEASE)), 10)
+    loss = await asyncio.wait_for(a.watch(probe=claim.renewal(tick(), old, LEASE)), 10)
 
     assert loss.cause == "superseded"
 
@@ -540,7 +540,7 @@ async def test_a_finished_tick_is_not_renewed(open_as: Open):
     got = await claimed(a)
     await finish(a, got)
 
-    assert await a.fetch(*claim.renewal(SPACE, tick(), got.admission.token, LEASE)) is None
+    assert await a.ask(*claim.renewal(tick(), got.admission.token, LEASE)) is None
 
 
 async def test_an_expired_lease_ends_its_holders_session(open_as: Open, look: Onlooker):
@@ -564,7 +564,7 @@ async def test_a_holder_that_renews_is_left_alone(open_as: Open, look: Onlooker)
     a = await open_as("a")
     await enqueue(a, tick())
     got = await claimed(a, lease=NO_LEASE)
-    await a.fetch(*claim.renewal(SPACE, tick(), got.admission.token, LEASE))
+    await a.ask(*claim.renewal(tick(), got.admission.token, LEASE))
 
     assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
     assert not await claim.end_holder(look, SPACE, "restock")

@@ -13,6 +13,7 @@ import pytest
 from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
 from tests.proxy import Proxy
+from tickd.batch import Question
 from tickd.lock import LockPlace, LockSession, sole_writer
 from tickd.policy import TrustWindows
 from tickd.shared import SharedHolds
@@ -142,7 +143,8 @@ async def test_a_probe_of_its_own_loses_one_hold_alone(place: LockPlace, onlooke
         sole_writer(GRAPHS[1], quick, session=session),
         asyncio.timeout(5),
     ):
-        loss = await one.session.watch(probe=("SELECT 1 WHERE false", ()))
+        nothing = Question(one="", many="SELECT 1 WHERE %(key)s::int[] IS NULL", apart="key", probe=True)
+        loss = await one.session.watch(probe=(nothing, {"key": 1}))
         assert loss.cause == "superseded"
         assert not session.lost
         assert len(onlooker.locks()) == 2
