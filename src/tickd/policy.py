@@ -43,6 +43,11 @@ class TrustWindows:
         """Return the shortest time after which the server frees the lock of a client that it no longer hears."""
         return self.server_idle + self.server_count * self.server_interval
 
+    @property
+    def answer(self) -> timedelta:
+        """Return how long any statement of a session may wait for its answer, for the next probe waits as long."""
+        return max(self.probe_timeout, self.server - self.probe_interval - self.stop_allowance)
+
     def check(self) -> None:
         """Raise Unusable, with the arithmetic, unless the client gives up before the server or the lease does."""
         if self.client >= self.server:

@@ -218,7 +218,8 @@ class SharedSession(LockSession):
         The moment before it was sent, and not that of the answer, which may have lain unread while the process stood still.
         """
         sent = time.monotonic()
-        answer = await super()._within(statement, limit)
+        # The probe waits behind it, and has to be in time for all other holds.
+        answer = await super()._within(statement, min(limit, self.place.windows.answer))
         self._confirmed, self._read_at = sent, time.monotonic()
         return answer
 

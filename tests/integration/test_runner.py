@@ -272,7 +272,8 @@ async def test_the_hold_outlasts_the_thread_of_a_sync_node(
     play: Play, book: Logbook, onlooker: Onlooker, gate: Gate
 ):
     """D12: the thread writes on after its run was cancelled; nobody else may start before it has ended."""
-    a = await play(graph_of(one=gate.sync_node), keys={"timeout": "100ms"})
+    # Long enough for the node's thread to have begun.
+    a = await play(graph_of(one=gate.sync_node), keys={"timeout": "1s"})
     b = await play(graph_of(one=step("one")), "b")
     running = asyncio.create_task(run(a))
     waiting = await book.wait_for("tick.waiting")

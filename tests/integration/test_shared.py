@@ -115,6 +115,25 @@ async def test_a_link_that_died_without_a_word_is_found_by_asking(dsn: str):
     assert loss.cause == "no_answer"
 
 
+async def test_a_statement_under_way_when_the_link_dies_does_not_put_the_loss_off(dsn: str):
+    """The probe waits behind it, and the runs of all other holds have to be stopped in time."""
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    second = timedelta(seconds=1)
+    windows = replace(QUICK, stop_allowance=0.1 * second, server_idle=second, server_count=0)
+    with Proxy(int(str(parts["port"]))) as proxy:
+        url = f"postgresql://{parts['user']}:{parts['password']}@127.0.0.1:{proxy.port}/{parts['dbname']}"
+        place = place_of(url, windows=windows, answer_timeout=60 * second)
+        holds = SharedHolds(place, lambda: 0)
+        session = await holds.session()
+        async with sole_writer(GRAPHS[0], place, session=session) as hold:
+            proxy.freeze()
+            asking = asyncio.create_task(session.fetch("SELECT 1"))
+            async with asyncio.timeout(10):
+                await hold.session.watch()
+            assert (await asyncio.gather(asking, return_exceptions=True)) != [(1,)]
+        await holds.end()
+
+
 async def test_a_failover_loses_all_of_them(place: LockPlace):
     """A session on the old primary stays healthy, and excludes nobody any more."""
     newest = [0]

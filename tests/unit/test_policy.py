@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tickd.errors import Unusable
@@ -44,6 +44,23 @@ def test_windows_are_refused_exactly_when_the_client_is_not_the_first_to_give_up
     else:
         with pytest.raises(Unusable):
             windows.check()
+
+
+@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.integers(1, 10))
+def test_a_statement_that_keeps_the_probe_waiting_does_not_make_the_client_the_last_to_give_up(
+    interval: timedelta,
+    timeout: timedelta,
+    allowance: timedelta,
+    idle: timedelta,
+    keepalive: timedelta,
+    count: int,
+):
+    """A shared session's admission may be under way when the link dies; and no probe has less time than before."""
+    windows = TrustWindows(interval, timeout, allowance, idle, keepalive, count, lease=timedelta(days=1))
+    assume(windows.client < windows.server)
+
+    assert interval + windows.answer + allowance <= windows.server
+    assert windows.answer >= timeout
 
 
 def test_refused_windows_come_with_their_arithmetic():
