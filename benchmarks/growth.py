@@ -110,7 +110,8 @@ def statements() -> Iterator[tuple[str, Any, Any]]:
     yield "ENQUEUE", claim.ENQUEUE, {"space": SPACE} | due | limits
     yield "CLAIM", claim.CLAIM, claimed
     yield "HAS_READY", claim.HAS_READY, {"space": SPACE, "graph": graph}
-    yield "RENEW", claim.RENEW, (timedelta(seconds=15), SPACE, graph, LAST, 7)
+    renewal = {"lease": timedelta(seconds=15), "space": SPACE, "graph": graph, "fire_time": LAST, "token": 7}
+    yield "RENEW", claim.RENEW.one, renewal
     yield "STATUS", operation.STATUS, [SPACE]
     yield "BACKLOG", operation.BACKLOG, [SPACE, None, None]
     yield "HISTORY", operation.HISTORY, [SPACE, graph, None, None, 20]

@@ -196,7 +196,7 @@ class Runner:
             spare = self._places.take_spare() if entry.hold == "dedicated" else None
             session = spare or await self.open_in_time(entry, tick, due + entry.grace)
             if isinstance(session, End):
-                return (session.outcome is Outcome.ERROR and await self._elsewhere(tick)) or session
+                return await self._unless_elsewhere(tick, session)
             try:
                 return await self._end_on_session(entry, tick, due, room, session)
             except Unreachable as error:
@@ -204,7 +204,11 @@ class Runner:
                     tries += 1
                     early_end = await self._pause(tick, due + entry.grace, tries, error)
                     if early_end is not None:
-                        return early_end
+                        return await self._unless_elsewhere(tick, early_end)
+
+    async def _unless_elsewhere(self, tick: Tick, end: End) -> End:
+        """Return the skip of a tick that another replica has, in the place of an error."""
+        return (end.outcome is Outcome.ERROR and await self._elsewhere(tick)) or end
 
     async def _end_on_session(
         self, entry: Entry, tick: Tick, due: datetime, room: Room, session: LockSession
