@@ -19,17 +19,49 @@ from tickd.lock import LockSession
 from tickd.stop import Stop
 
 
-# How long a run that has begun keeps its place to attempt; most ticks of a herd are short.
+# How long a run that has begun keeps its place to attempt, at least; most ticks of a herd are short.
 SETTLED_AFTER = 0.25
+# A run that takes no longer than this, in seconds, is a short one on a busy machine.
+SHORT = 1.0
 # A graph loop that has come round so lately is not asked again.
 LATELY = 0.02
+
+
+class Pace:
+    """How long the short runs of this moment take.
+
+    Where a machine has more to do than it can, they take longer than it is meant for a run to keep its place. More sessions
+    would be opened then, and it would have still more to do.
+    """
+
+    def __init__(self) -> None:
+        self._average = 0.0
+        self._noted_at = -SHORT
+
+    def note(self, seconds: float) -> None:
+        """Take a run that has ended into account."""
+        if seconds <= SHORT:
+            before = self._average if self._is_of_now else seconds
+            self._average = before + (seconds - before) / 8
+            self._noted_at = time.monotonic()
+
+    @property
+    def settled_after(self) -> float:
+        """Return the seconds for which a run keeps its place to attempt."""
+        return max(SETTLED_AFTER, min(SHORT, 2 * self._average)) if self._is_of_now else SETTLED_AFTER
+
+    @property
+    def _is_of_now(self) -> bool:
+        return time.monotonic() - self._noted_at <= SHORT
 
 
 class Room:
     """What one tick was given: places to attempt and run, or nothing and the reason (`late`, `no_room`, ...)."""
 
-    def __init__(self, reason: str | None = None) -> None:
+    def __init__(self, pace: Pace, reason: str | None = None) -> None:
         self.reason = reason
+        self._pace = pace
+        self._settled_at: float | None = None
         self._run: asyncio.Semaphore | None = None
         self._attempt: asyncio.Semaphore | None = None
 
@@ -48,6 +80,8 @@ class Room:
 
     def leave(self) -> None:
         """Give up both places."""
+        if self._settled_at is not None:
+            self._pace.note(time.monotonic() - self._settled_at)
         self.leave_attempt()
         if self._run is not None:
             self._run.release()
@@ -58,7 +92,8 @@ class Room:
         if session.shared:
             self.leave_attempt()
         else:
-            asyncio.get_running_loop().call_later(SETTLED_AFTER, self.leave_attempt)
+            self._settled_at = time.monotonic()
+            asyncio.get_running_loop().call_later(self._pace.settled_after, self.leave_attempt)
 
 
 class Places:
@@ -69,6 +104,7 @@ class Places:
         self._stop = stop
         self._runs = asyncio.Semaphore(max_running)
         self._attempts = asyncio.Semaphore(lock_attempts)
+        self._pace = Pace()
         self._waiting = 0
         self._spare: list[LockSession] = []
         self._answer: asyncio.Future[None] | None = None
@@ -82,11 +118,11 @@ class Places:
         leaves them to the others.
         """
         if patience <= timedelta(0):
-            yield Room("late")
+            yield Room(self._pace, "late")
             return
-        room = Room()
+        room = Room(self._pace)
         try:
-            yield Room(reason) if (reason := await self._enter(room, patience)) else room
+            yield Room(self._pace, reason) if (reason := await self._enter(room, patience)) else room
         finally:
             room.leave()
 
