@@ -130,6 +130,43 @@ def test_a_schedule_that_is_right_is_said_to_be(directory):
     ]
 
 
+def test_a_factory_that_breaks_down_is_said_of_its_graph_and_no_traceback(directory):
+    """Whether it does so when it is opened or when it is closed; the graphs after it are looked at all the same."""
+    (directory / "tools.py").write_text(
+        "import asyncio\n"
+        "from contextlib import asynccontextmanager\n"
+        "from graphs import graph\n"
+        "async def gives_up():\n"
+        "    raise asyncio.CancelledError\n"
+        "@asynccontextmanager\n"
+        "async def loses_its_server():\n"
+        "    async with asyncio.TaskGroup() as group:\n"
+        "        async def child():\n"
+        "            raise ConnectionError('tool server went away')\n"
+        "        group.create_task(child())\n"
+        "        yield graph\n"
+    )
+    file = write(
+        directory,
+        "graphs:\n"
+        "  a: {graph: ./tools.py:loses_its_server, every: 1s}\n"
+        "  b: {graph: ./tools.py:gives_up, every: 1s}\n"
+        "  c: {graph: ./graphs.py:nope, every: 1s}\n",
+    )
+    done = tickd("check", file, cwd=directory, code=2)
+    cancelled, missing = done.stderr.splitlines()
+    assert "graph 'b': its factory raised CancelledError" in cancelled
+    assert "graph 'c'" in missing
+
+    file = write(directory, "graphs:\n  a: {graph: ./tools.py:loses_its_server, every: 1s}\n")
+    warning, verdict = tickd("check", file, cwd=directory).stdout.splitlines()
+    assert (
+        "graph 'a': what its factory held open could not be closed: ConnectionError: tool server went away"
+        in warning
+    )
+    assert verdict == "schedule.yaml: 1 graph, nothing wrong"
+
+
 def test_faults_of_the_file_and_of_its_graphs_are_reported_together(directory):
     """Exit code 2, one line each, in the order of the file; nothing is left for the second try."""
     file = write(

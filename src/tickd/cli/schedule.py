@@ -6,7 +6,7 @@ import importlib.resources
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -86,22 +86,34 @@ def _to_load(schedule: Schedule) -> list[Entry]:
 async def _load_graphs(
     schedule: Schedule, directory: Path, faults: list[Fault], warnings: list[Fault]
 ) -> None:
-    from tickd.graphs import open_graph, resolve, resolve_function  # noqa: PLC0415  # langgraph takes a second to import
+    for entry in _to_load(schedule):
+        # In a task of its own: a factory may cancel the one in which it was entered.
+        loading = asyncio.ensure_future(_warnings_of(entry, directory))
+        await asyncio.wait({loading})
+        if loading.cancelled():
+            faults.append(schedule.fault(entry.name, "its factory raised CancelledError"))
+        elif isinstance(error := loading.exception(), Unusable):
+            faults.append(schedule.fault(entry.name, str(error).removeprefix(f"graph {entry.name}: ")))
+        else:
+            warnings += [schedule.fault(entry.name, warning) for warning in loading.result()]
 
-    async with contextlib.AsyncExitStack() as stack:
-        for entry in _to_load(schedule):
-            try:
-                found = resolve(entry.name, entry.graph, directory)
-                make_input = (
-                    resolve_function(entry.name, entry.input, directory)
-                    if isinstance(entry.input, str)
-                    else None
-                )
-                loaded = await open_graph(entry.name, found, make_input, stack)
-            except Unusable as error:
-                faults.append(schedule.fault(entry.name, str(error).removeprefix(f"graph {entry.name}: ")))
-            else:
-                warnings += [schedule.fault(entry.name, warning) for warning in loaded.warnings]
+
+async def _warnings_of(entry: Entry, directory: Path) -> Sequence[str]:
+    """Load a graph and close what its factory opened; return what is to be said of it, or raise Unusable."""
+    from tickd.graphs import cause, open_graph, resolve, resolve_function  # noqa: PLC0415  # langgraph takes a second to import
+
+    found = resolve(entry.name, entry.graph, directory)
+    is_function = isinstance(entry.input, str)
+    make_input = resolve_function(entry.name, entry.input, directory) if is_function else None
+    warnings: list[str] = []
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            warnings += (await open_graph(entry.name, found, make_input, stack)).warnings
+    except Unusable:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever it is, it came from the factory, and the graph is there
+        warnings.append(f"what its factory held open could not be closed: {cause(error)}")
+    return warnings
 
 
 def _in_order(fault: Fault) -> tuple[int, int]:
