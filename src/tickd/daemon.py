@@ -80,14 +80,15 @@ class Daemon:
             database=self._database.describe(),
         )
         self._announce_schedule()
-        await asyncio.to_thread(resolve_all, self._references(), self._directory)
+        references = [Reference.of(entry) for entry in self._entries.values()]
+        await asyncio.to_thread(resolve_all, references, self._directory)
         start = DatabaseStart(self._database, self._place, clock=self._clock, stop=self._stop, log=self._log)
         through_pooler = await start.wait(self._settings.database_deadline)
         if through_pooler is None:
             return 0
         self._through_pooler = through_pooler
         async with self._ledger_pool() as pool, self._graph_thread() as graphs:
-            loaded = await graphs.load(self._references(), self._directory, self._warn_of)
+            loaded = await graphs.load(references, self._directory, self._warn_of)
             for name, graph in loaded.items():
                 for warning in graph.warnings:
                     self._warn_of(name, warning)
@@ -258,12 +259,6 @@ class Daemon:
 
     def _warn_of(self, graph: str, warning: str) -> None:
         self._log.warning("schedule.warning", graph=graph, warning=warning)
-
-    def _references(self) -> list[Reference]:
-        return [
-            Reference(name, entry.graph, entry.input if isinstance(entry.input, str) else None)
-            for name, entry in self._entries.items()
-        ]
 
     @asynccontextmanager
     async def _ledger_pool(self) -> AsyncIterator[Pool]:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
+from tickd.entry import Entry
 from tickd.errors import Unusable
 
 
@@ -249,6 +250,11 @@ class Reference:
     graph: str
     make_input: str | None = None
 
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """Return the reference of an entry; an input that is a mapping is none of it."""
+        return cls(entry.name, entry.graph, entry.input if isinstance(entry.input, str) else None)
+
 
 def resolve_all(references: Iterable[Reference], directory: Path) -> dict[str, Any]:
     """Import what every reference points to, without running a factory; raises one Unusable that names all faults."""
@@ -268,10 +274,7 @@ def resolve_all(references: Iterable[Reference], directory: Path) -> dict[str, A
 
 async def load_graph(reference: Reference, directory: Path, stack: AsyncExitStack) -> LoadedGraph:
     """Resolve and open one graph on the loop where it will run; raises Unusable."""
-    found = resolve_all([reference], directory)[reference.name]
-    make_input = (
-        None
-        if reference.make_input is None
-        else resolve_function(reference.name, reference.make_input, directory)
-    )
-    return await open_graph(reference.name, found, make_input, stack)
+    name, function = reference.name, reference.make_input
+    found = resolve(name, reference.graph, directory)
+    make_input = None if function is None else resolve_function(name, function, directory)
+    return await open_graph(name, found, make_input, stack)

@@ -100,8 +100,7 @@ async def _load(entry: Any, directory: Path, stack: AsyncExitStack) -> Any:
     """Load the graph before anything is held or admitted, for a typing error in it is no tick's outcome."""
     from tickd.graphs import Reference, load_graph  # noqa: PLC0415  # as above
 
-    reference = Reference(entry.name, entry.graph, entry.input if isinstance(entry.input, str) else None)
-    return await load_graph(reference, directory, stack)
+    return await load_graph(Reference.of(entry), directory, stack)
 
 
 async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:

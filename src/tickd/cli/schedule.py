@@ -100,15 +100,12 @@ async def _load_graphs(
 
 async def _warnings_of(entry: Entry, directory: Path) -> Sequence[str]:
     """Load a graph and close what its factory opened; return what is to be said of it, or raise Unusable."""
-    from tickd.graphs import cause, open_graph, resolve, resolve_function  # noqa: PLC0415  # langgraph takes a second to import
+    from tickd.graphs import Reference, cause, load_graph  # noqa: PLC0415  # langgraph takes a second to import
 
-    found = resolve(entry.name, entry.graph, directory)
-    is_function = isinstance(entry.input, str)
-    make_input = resolve_function(entry.name, entry.input, directory) if is_function else None
     warnings: list[str] = []
     try:
         async with contextlib.AsyncExitStack() as stack:
-            warnings += (await open_graph(entry.name, found, make_input, stack)).warnings
+            warnings += (await load_graph(Reference.of(entry), directory, stack)).warnings
     except Unusable:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it is, it came from the factory, and the graph is there
