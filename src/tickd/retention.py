@@ -88,22 +88,22 @@ class Removed:
 
 
 @dataclass(slots=True)
-class Pace:
+class BatchSize:
     """How many threads or ticks of a graph are removed at a time; `stuck` when even one takes too long."""
 
-    batch: int = BATCH
+    size: int = BATCH
     stuck: bool = False
 
-    def slow_down(self) -> bool:
+    def halve(self) -> bool:
         """Take half as many from now on; False when one was too much already."""
-        one_was_too_much = self.batch == 1
-        self.batch = max(1, self.batch // 2)
+        one_was_too_much = self.size == 1
+        self.size = max(1, self.size // 2)
         return not one_was_too_much
 
-    def speed_up(self) -> None:
+    def double(self) -> None:
         """Take twice as many from now on, up to a whole batch."""
-        self.batch = min(BATCH, self.batch * 2)
-        self.stuck &= self.batch < BATCH
+        self.size = min(BATCH, self.size * 2)
+        self.stuck &= self.size < BATCH
 
 
 async def remove_old(

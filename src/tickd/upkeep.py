@@ -22,7 +22,7 @@ from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
 from tickd.policy import backoff
 from tickd.pool import Pool
-from tickd.retention import Pace, remove_old
+from tickd.retention import BatchSize, remove_old
 from tickd.runner import Unreachable
 from tickd.stop import Stop
 from tickd.tick import Tick, instant_text
@@ -219,17 +219,17 @@ class Upkeep:
     async def retain(self) -> None:
         """Remove threads and ticks that are older than their graph's `keep`, batch by batch."""
         kept = [
-            (entry, Pace())
+            (entry, BatchSize())
             for entry in self._entries
             if entry.keep.threads is not None or entry.keep.ticks is not None
         ]
         while kept and not await self._stop.wait(
             backoff(1, first=RETAIN_EVERY, longest=RETAIN_EVERY, seed=self._place.replica)
         ):
-            for entry, pace in kept:
-                await self._remove_old(entry, pace)
+            for entry, batch in kept:
+                await self._remove_old(entry, batch)
 
-    async def _remove_old(self, entry: Entry, pace: Pace) -> None:
+    async def _remove_old(self, entry: Entry, batch: BatchSize) -> None:
         # Less than the loan of a connection, which would end it and leave Postgres at work.
         within = self._place.answer_timeout * 0.9
         threads = ticks = 0
@@ -240,25 +240,25 @@ class Upkeep:
                 async with self._pool.connection() as connection:
                     began = time.monotonic()
                     removed = await remove_old(
-                        connection, self._place.space, entry, batch=pace.batch, within=within
+                        connection, self._place.space, entry, batch=batch.size, within=within
                     )
             except Unreachable as error:
                 ran_out = time.monotonic() - began >= within.total_seconds()
-                more = ran_out and self._slow_down(entry, pace, error)
+                more = ran_out and self._take_fewer(entry, batch, error)
                 continue
             threads, ticks, more = threads + removed.threads, ticks + removed.ticks, removed.more
             # So that twice as many have time enough; else every second batch would be in vain.
             if more and time.monotonic() - began < within.total_seconds() / 4:
-                pace.speed_up()
+                batch.double()
         if threads or ticks:
             self._log.info("retention.swept", graph=entry.name, threads=threads, ticks=ticks)
 
-    def _slow_down(self, entry: Entry, pace: Pace, error: Exception) -> bool:
+    def _take_fewer(self, entry: Entry, batch: BatchSize, error: Exception) -> bool:
         """Take fewer at a time, if that is possible; else say so, once."""
-        if pace.slow_down():
+        if batch.halve():
             return True
-        if not pace.stuck:
-            pace.stuck = True
+        if not batch.stuck:
+            batch.stuck = True
             self._log.warning("retention.stuck", graph=entry.name, error=text_of(error))
         return False
 
