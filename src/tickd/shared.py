@@ -87,9 +87,8 @@ class SharedSession(LockSession):
 
     async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:
         """Return when the hold is lost: with the session, or, where the probe asks about more than it, alone."""
-        del (
-            newest_timeline
-        )  # the session's own watch compares it, and asks what is asked of the session alone
+        # The session's own watch compares it, and asks what is asked of the session alone.
+        del newest_timeline
         interval = self.place.windows.probe_interval.total_seconds()
         asked, values = probe
         while isinstance(asked, Question):

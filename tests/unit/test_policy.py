@@ -15,6 +15,9 @@ from tickd.tick import Tick
 TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 LENGTHS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=1))
+WINDOWS = st.builds(
+    TrustWindows, LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.integers(1, 10), st.just(timedelta(days=1))
+)
 GRAPHS = st.lists(st.text(min_size=1), min_size=1, max_size=8, unique=True)
 
 
@@ -27,40 +30,26 @@ def test_a_client_gives_up_before_the_server_does_by_default():
     assert (windows.client, windows.server) == (17 * SECOND, 24 * SECOND)
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.integers(1, 10))
-def test_windows_are_refused_exactly_when_the_client_is_not_the_first_to_give_up(
-    interval: timedelta,
-    timeout: timedelta,
-    allowance: timedelta,
-    idle: timedelta,
-    keepalive: timedelta,
-    count: int,
-):
+@given(WINDOWS)
+def test_windows_are_refused_exactly_when_the_client_is_not_the_first_to_give_up(windows: TrustWindows):
     """Two writers at once is what a wrong pair of windows allows, so equality is refused too."""
-    windows = TrustWindows(interval, timeout, allowance, idle, keepalive, count, lease=timedelta(days=1))
-
-    if interval + timeout + allowance < idle + count * keepalive:
+    client = windows.probe_interval + windows.probe_timeout + windows.stop_allowance
+    if client < windows.server_idle + windows.server_count * windows.server_interval:
         windows.check()
     else:
         with pytest.raises(Unusable):
             windows.check()
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.integers(1, 10))
+@given(WINDOWS)
 def test_a_statement_that_keeps_the_probe_waiting_does_not_make_the_client_the_last_to_give_up(
-    interval: timedelta,
-    timeout: timedelta,
-    allowance: timedelta,
-    idle: timedelta,
-    keepalive: timedelta,
-    count: int,
+    windows: TrustWindows,
 ):
     """A shared session's admission may be under way when the link dies; and no probe has less time than before."""
-    windows = TrustWindows(interval, timeout, allowance, idle, keepalive, count, lease=timedelta(days=1))
     assume(windows.client < windows.server)
 
-    assert interval + windows.answer + allowance <= windows.server
-    assert windows.answer >= timeout
+    assert windows.probe_interval + windows.answer + windows.stop_allowance <= windows.server
+    assert windows.answer >= windows.probe_timeout
 
 
 def test_refused_windows_come_with_their_arithmetic():
