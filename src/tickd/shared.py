@@ -98,7 +98,7 @@ class SharedSession(LockSession):
             try:
                 row = await self.ask(asked, values)
             except (psycopg.Error, TimeoutError):
-                break  # the session's own watch says what has become of it
+                continue  # the session's own watch says so if it is gone; else this is asked again
             if row is None:
                 return Loss("superseded", "the ledger has a newer token for this tick")
         return await asyncio.shield(self._loss)
@@ -108,7 +108,7 @@ class SharedSession(LockSession):
 
         What can be read is mostly the answer to another hold, and no run is to wait for each of those.
         """
-        return time.monotonic() - self._read_at > JUST_READ and super().in_doubt()
+        return self.lost or (time.monotonic() - self._read_at > JUST_READ and super().in_doubt())
 
     async def close(self) -> None:
         """Leave the session to the other holds."""
@@ -202,6 +202,9 @@ class SharedSession(LockSession):
     def _sent(self, batch: Batch, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
         if sending.cancelled():  # maybe before it began
+            # Or whoever asks the same after this would wait with a batch that nobody sends.
+            if self._gathering.get(batch.question) is batch:
+                del self._gathering[batch.question]
             batch.fail(psycopg.OperationalError("the shared session was closed"))
 
     async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
@@ -219,7 +222,7 @@ class SharedSession(LockSession):
         sent = time.monotonic()
         # The probe waits behind it, and has to be in time for all other holds.
         answer = await super()._within(statement, min(limit, self.place.windows.answer))
-        self._confirmed, self._read_at = sent, time.monotonic()
+        self._confirmed = self._read_at = sent
         return answer
 
 
