@@ -122,13 +122,13 @@ async def remove_old(
             for statement in DELETE_CHECKPOINTS:
                 await connection.execute(statement, [forgotten])
         threads = len(forgotten)
-    ticks = 0
+    ticks = effects = 0
     if entry.keep.ticks is not None:
         keep = max(entry.keep.ticks, entry.catch_up + LEAST_TICKS)
         async with _limited(connection, within):
             ticks = (await connection.execute(DELETE_TICKS, facts | {"keep": keep})).rowcount
-            await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})
-    return Removed(threads, ticks, more=max(threads, ticks) >= batch)
+            effects = (await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})).rowcount
+    return Removed(threads, ticks, more=max(threads, ticks, effects) >= batch)
 
 
 @asynccontextmanager
