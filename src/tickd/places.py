@@ -126,6 +126,11 @@ class Places:
         finally:
             room.leave()
 
+    @property
+    def crowded(self) -> bool:
+        """Say whether ticks wait for a place."""
+        return self._waiting > 0
+
     async def _enter(self, room: Room, patience: timedelta) -> str | None:
         """Wait for the room's places; return why there are none in time."""
         reason = "no_room"

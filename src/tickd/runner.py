@@ -229,10 +229,13 @@ class Runner:
             return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _make_ready(self, session: LockSession, tick: Tick, due: datetime) -> None:
-        """Let a new backend learn the admission if there is time before the tick; else leave that to one that knows it."""
+        """Let a new backend learn the admission if there is time before the tick; else leave that to one that knows it.
+
+        Of a herd each learns more than it is worth: what many admit together over one session costs the server less.
+        """
         if session.shared or session.warm:
             return
-        if due - self._clock.now() > WARM_AHEAD:
+        if due - self._clock.now() > WARM_AHEAD and not self._places.crowded:
             await admissions.warm(session, tick)
             session.warm = True
         else:

@@ -93,13 +93,13 @@ class Settings(BaseSettings):
         7301, ge=-(2**31), le=2**31 - 1, description="First int4 of every lock; one per application."
     )
     pool_min_size: int = Field(1, ge=0, description="Checkpoint connections kept open.")
-    pool_max_size: int = Field(6, ge=1, description="Checkpoint connections at most.")
+    pool_max_size: int = Field(4, ge=1, description="Checkpoint connections at most.")
     pool_timeout: Span = Field(
         timedelta(seconds=30), description="How long a checkpoint waits for a connection."
     )
     max_running: int = Field(50, ge=1, description="Ticks that this replica runs at the same time, at most.")
     lock_attempts: int = Field(
-        8, ge=1, description="Lock connections that are tried at the same time, at most."
+        10, ge=1, description="Lock connections that are tried at the same time, at most."
     )
     connect_timeout: Span = Field(
         timedelta(seconds=5), description="How long one connection may take to open."

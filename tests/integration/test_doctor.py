@@ -50,7 +50,7 @@ async def test_a_fit_replica_hears_good_of_everything(dsn: str, tmp_path: Path):
         "connections",
         "lock table",
     }
-    assert "1 x (6 pool + 4 + 10 runs + 8 attempts) = 28 connections" in findings["connections"]["sentence"]
+    assert "1 x (4 pool + 4 + 10 runs + 10 attempts) = 28 connections" in findings["connections"]["sentence"]
 
 
 async def test_budgets_that_do_not_fit_are_doubtful(dsn: str, admin_dsn: str, tmp_path: Path):

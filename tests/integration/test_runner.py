@@ -21,7 +21,7 @@ from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
 from tickd import admissions, ledger
-from tickd.lock import UNLOCK, LockPlace
+from tickd.lock import UNLOCK, LockPlace, LockSession
 from tickd.log import Log
 from tickd.runner import Limits
 from tickd.runs import Run
@@ -714,6 +714,31 @@ async def test_a_replica_runs_no_more_than_it_may(play: Play, book: Logbook, gat
     await running
     await run(replica, replica.due("pack_audit"))
     assert [line["event"] for line in book.terminal()] == ["tick.missed", "tick.ran", "tick.ran"]
+
+
+async def test_in_a_herd_no_session_learns_the_admission_for_itself(
+    play: Play, book: Logbook, monkeypatch: pytest.MonkeyPatch
+):
+    """Many are admitted together over one session, and what each would learn is worth more than it saves."""
+    warmed: list[Tick] = []
+    warm = admissions.warm
+
+    async def noted(session: LockSession, tick: Tick) -> None:
+        warmed.append(tick)
+        await warm(session, tick)
+
+    monkeypatch.setattr(admissions, "warm", noted)
+    names = [f"graph_{number}" for number in range(4)]
+    limits = Limits(max_running=4, lock_attempts=1, drain_timeout=SECOND)
+    replica = await play({name: graph_of(one=step("one")) for name in names}, limits=limits)
+    fire_time = replica.due(names[0], ahead=SECOND).fire_time
+
+    await asyncio.gather(*(run(replica, Tick(name, fire_time)) for name in names))
+
+    assert [line["event"] for line in book.terminal()] == ["tick.ran"] * 4
+    assert warmed == []
+    await run(replica, replica.due(names[0], ahead=SECOND))
+    assert len(warmed) == 1
 
 
 async def test_a_graph_that_blocks_the_graph_loop_holds_no_other_graph(

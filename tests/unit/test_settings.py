@@ -75,7 +75,7 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch):
 
     assert settings.lock_database() == settings.database()
     assert settings.replica
-    assert settings.pool_max_size == 6
+    assert settings.pool_max_size == 4
 
 
 @pytest.mark.parametrize("space", ["-2147483648", "-1", "0", "7301", "2147483647"])
