@@ -175,11 +175,9 @@ class Supervision:
         """Stop a run whose hold is gone: no checkpoint from now on, no further node, and an end within the allowance."""
         self._stopping.loss = loss
         self._run.cut_off("the lock was lost")
-        # A session that has ended has freed its lock already. A silent one is still being given its time by the server.
-        patience = 0.0
-        if loss.cause == "no_answer":
-            patience = self._session.place.windows.stop_allowance.total_seconds() / 2
-        self._stopping.cancel_by(now + patience)
+        # At once, whatever the cause. A server that did not answer may only have been slow: it hears that the link was shut
+        # down, and frees the lock.
+        self._stopping.cancel_by(now)
 
     def _cancel(self, now: float) -> None:
         again = self._stopping.cancelled
