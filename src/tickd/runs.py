@@ -185,7 +185,11 @@ class Run:
         order = self.order
         graph, saver = bind(order.loaded.graph, RunSaver(pool, group_commit, self))
         async with saver.to_the_end():
-            return await self._outcome(graph, saver)
+            end = await self._outcome(graph, saver)
+            if end.kind is not EndKind.FINISHED:
+                # Whoever goes on with it needs all of its state. Of a run that finished, a node may have known to do without.
+                saver.raise_lost()
+            return end
 
     async def _outcome(self, graph: Any, saver: "RunSaver") -> RunEnd:
         order = self.order

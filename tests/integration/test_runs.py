@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
+from psycopg import DatabaseError
 from psycopg_pool import PoolTimeout
 
 from tests.lock_sessions import place_of
@@ -27,11 +28,17 @@ from tickd.tick import Tick, run_id
 
 pytestmark = pytest.mark.migrated
 
+OF_A_STEP = "(NEW.metadata ->> 'step')::int > 0"
 TEN = datetime(2026, 5, 4, 10, tzinfo=UTC)
 Start = Callable[..., Run]
 # The hold that `start` runs under.
 PROTECT = """
 INSERT INTO tickd.threads (thread_id, space, graph, token) VALUES (%s, 7301, 'restock_plan', 1) RETURNING 1
+"""
+# Rows that cannot be written: those of a table that a condition is true of.
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW WHEN ({}) EXECUTE FUNCTION refuse()
 """
 
 
@@ -63,6 +70,7 @@ def start(graphs: GraphThread) -> Start:
         make_input: Any = None,
         in_doubt: Callable[[], bool] = lambda: False,
         begin: bool = True,
+        durability: Literal["sync", "async", "exit"] = "sync",
         **compile_options: Any,
     ) -> Run:
         tick = Tick(name, TEN + timedelta(seconds=second))
@@ -80,7 +88,7 @@ def start(graphs: GraphThread) -> Start:
                 "run_id": run_id(tick),
                 "metadata": {"tickd_graph": name},
             },
-            durability="sync",
+            durability=durability,
             resume=resume,
         )
         run = graphs.run(order, in_doubt=in_doubt)
@@ -95,6 +103,11 @@ async def end_of(run: Run, seconds: float = 10) -> RunEnd:
     """Return the run's end."""
     async with asyncio.timeout(seconds):
         return await asyncio.shield(run.ended)
+
+
+def refuse(onlooker: Onlooker, table: str, rows: str) -> None:
+    """Let these rows of a table be refused."""
+    onlooker.connection.execute(REFUSE.format(table, rows).encode())
 
 
 async def test_a_run_that_comes_to_its_end_has_finished(start: Start, onlooker: Onlooker):
@@ -408,6 +421,79 @@ async def test_a_breakpoint_is_an_interruption_too(start: Start):
     assert (end.kind, end.interrupts) == (EndKind.INTERRUPTED, ("before two",))
     whole = await end_of(start(graph, second=1, interrupt_after=["two"]))
     assert whole.kind is EndKind.FINISHED
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+@pytest.mark.parametrize(
+    ("table", "rows"),
+    [
+        ("checkpoints", f"NEW.checkpoint_ns <> '' AND {OF_A_STEP}"),
+        ("checkpoint_writes", "NEW.checkpoint_ns <> '' AND NEW.channel = '__interrupt__'"),
+    ],
+)
+async def test_a_run_has_failed_that_asks_in_a_subgraph_which_could_not_be_saved(
+    start: Start, onlooker: Onlooker, durability: Any, table: str, rows: str
+):
+    """LangGraph drops the error for the question's sake, and the answer would meet a subgraph that begins anew."""
+
+    async def ask(_: State) -> State:
+        return {"answer": interrupt("12 orders?")}
+
+    refuse(onlooker, table, rows)
+    subgraph = graph_of(one=step("one"), two=ask).compile()
+
+    end = await end_of(start(graph_of(below=subgraph), durability=durability))
+
+    assert (end.kind, "disk full" in str(end.error)) == (EndKind.RAISED, True)
+
+
+async def test_a_run_has_failed_that_asks_in_a_subgraph_whose_state_cannot_be_turned_into_bytes(
+    start: Start,
+):
+    """That comes to nothing before anything is sent, and is dropped as well."""
+
+    async def one(_: State) -> State:
+        return {"done": [cast("Any", threading.Lock())]}
+
+    async def ask(_: State) -> State:
+        return {"answer": interrupt("12 orders?")}
+
+    subgraph = graph_of(one=one, two=ask).compile()
+
+    end = await end_of(start(graph_of(below=subgraph), durability="async"))
+
+    assert (end.kind, type(end.error)) == (EndKind.RAISED, TypeError)
+
+
+async def test_a_run_has_failed_that_drains_in_a_subgraph_after_a_save_that_failed(
+    start: Start, onlooker: Onlooker, gate: Gate
+):
+    """It would be handed off as one that goes on where it stopped, and do what it had done again."""
+    refuse(onlooker, "checkpoints", f"NEW.checkpoint_ns = '' AND {OF_A_STEP}")
+    subgraph = graph_of(two=gate.sync_node, three=step("three")).compile()
+    run = start(graph_of(one=step("one"), below=subgraph), durability="async")
+    await gate.arrive()
+    run.drain("shutdown")
+    gate.open.set()
+
+    end = await end_of(run)
+
+    assert (end.kind, "disk full" in str(end.error)) == (EndKind.RAISED, True)
+
+
+async def test_a_subgraphs_save_that_failed_may_be_the_graphs_affair(start: Start, onlooker: Onlooker):
+    """A node that runs the subgraph itself, and knows how to do without it."""
+    refuse(onlooker, "checkpoints", f"NEW.checkpoint_ns <> '' AND {OF_A_STEP}")
+    subgraph = graph_of(one=step("one"), two=step("two")).compile()
+
+    async def below(state: State) -> State:
+        with pytest.raises(DatabaseError, match="disk full"):
+            await subgraph.ainvoke(state)
+        return {"done": ["without"]}
+
+    end = await end_of(start(graph_of(below=below)))
+
+    assert end == RunEnd(EndKind.FINISHED, 1)
 
 
 async def test_a_run_that_is_cut_off_writes_nothing_more(start: Start, onlooker: Onlooker, gate: Gate):
