@@ -60,7 +60,7 @@ WHERE (space, graph, fire_time) IN (
     FOR UPDATE SKIP LOCKED
 )
 """
-# What a tick did to the world outside is worth knowing for as long as the tick may be run again.
+# What a tick did to the world outside is worth knowing for as long as the tick may be run again, so the tick goes first.
 DELETE_EFFECTS = """
 DELETE FROM tickd.effects
 WHERE (space, key) IN (
@@ -89,7 +89,7 @@ class Removed:
 
 @dataclass(slots=True)
 class BatchSize:
-    """How many threads or ticks of a graph are removed at a time; `stuck` when even one takes too long."""
+    """How many threads, ticks or effects of a graph are removed at a time; `stuck` when even one takes too long."""
 
     size: int = BATCH
     stuck: bool = False
@@ -109,9 +109,10 @@ class BatchSize:
 async def remove_old(
     connection: AsyncConnection[Any], space: int, entry: Entry, *, batch: int, within: timedelta
 ) -> Removed:
-    """Remove one batch of the graph's old threads and ticks; several replicas may do so at the same time.
+    """Remove one batch each of the graph's old threads, of its old ticks and of the effects of ticks that are removed.
 
-    A statement that takes longer than `within` raises psycopg's QueryCanceled, and the threads, or ticks, all stay.
+    Several replicas may do so at the same time. A statement that takes longer than `within` raises psycopg's QueryCanceled,
+    and the threads, or the ticks with their effects, all stay.
     """
     threads = 0
     facts = {"space": space, "graph": entry.name, "batch": batch}
@@ -128,6 +129,7 @@ async def remove_old(
         async with _limited(connection, within):
             ticks = (await connection.execute(DELETE_TICKS, facts | {"keep": keep})).rowcount
             effects = (await connection.execute(DELETE_EFFECTS, facts | {"keep": keep})).rowcount
+    # A tick may have had any number of effects, so they need more passes than their ticks.
     return Removed(threads, ticks, more=max(threads, ticks, effects) >= batch)
 
 

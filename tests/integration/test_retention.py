@@ -17,6 +17,16 @@ from tickd.tick import Outcome
 
 
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
+EFFECTS = """
+INSERT INTO tickd.effects (space, key, graph, fire_time, node, name, token, attempt, replica)
+SELECT space, gen_random_uuid(), graph, fire_time, 'pay', number::text, token, attempt, replica
+FROM tickd.ticks CROSS JOIN generate_series(1, %(each)s) AS number
+"""
+WHOSE_EFFECTS = """
+SELECT thread_id, count(*)
+FROM tickd.effects LEFT JOIN tickd.ticks USING (space, graph, fire_time)
+GROUP BY thread_id
+"""
 
 
 def entry(keep: str) -> Entry:
@@ -33,9 +43,11 @@ def threads(connection: psycopg.Connection[Any]) -> Mapping[str, set[str]]:
     }
 
 
-async def remove_batch(connection: psycopg.AsyncConnection[Any], one: Entry) -> Removed:
-    """Remove a whole batch, with time enough."""
-    return await remove_old(connection, 7301, one, batch=BATCH, within=timedelta(seconds=9))
+async def remove_batch(
+    connection: psycopg.AsyncConnection[Any], one: Entry, *, batch: int = BATCH
+) -> Removed:
+    """Remove a batch, a whole one unless told otherwise, with time enough."""
+    return await remove_old(connection, 7301, one, batch=batch, within=timedelta(seconds=9))
 
 
 async def age(dsn: str, thread: str, by: timedelta, *, ticks: bool = True) -> None:
@@ -99,6 +111,24 @@ async def test_old_ticks_go_and_open_ones_stay(dsn: str):
     with psycopg.connect(dsn) as look:
         left = {row[0] for row in look.execute("SELECT thread_id FROM tickd.ticks")}
     assert left == {"waits", "young"}
+
+
+async def test_effects_go_after_their_tick_however_many_there_are(dsn: str):
+    """Where each tick has more effects than a batch, one batch each minute would never come to an end."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    for thread in ("old", "waits"):
+        async with tickd.sole_writer("restock", thread_id=thread, settings=settings) as hold:
+            hold.outcome = Outcome.RAN if thread == "old" else Outcome.INTERRUPTED
+        await age(dsn, thread, timedelta(days=40))
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await connection.execute(EFFECTS, {"each": 5})
+        passes = [await remove_batch(connection, entry("{ticks: 30d}"), batch=2) for _ in range(3)]
+
+    assert [(one.ticks, one.more) for one in passes] == [(1, True), (0, True), (0, False)]
+    with psycopg.connect(dsn) as look:
+        assert look.execute(WHOSE_EFFECTS).fetchall() == [("waits", 5)]
 
 
 @pytest.mark.parametrize("keep", ["{ticks: 1s}", "1s"])
