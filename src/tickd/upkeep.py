@@ -179,14 +179,14 @@ class Upkeep:
         async with self._pool.connection() as connection:
             if not await fleet.beat(connection, self._place.space, self._unwritten_since()):
                 return SWEEP_EVERY
-            abandoned = await ledger.abandon(connection, self._place.space)
+            # Told at once: their rows are closed, so no other sweep finds them, and what comes next may fail.
+            for gone in await ledger.abandon(connection, self._place.space):
+                self._log_abandoned(gone)
             waiting = await ledger.waiting(connection, self._place.space)
             work = await claim.work(connection, self._place.space)
             for one in work:
                 if one.expired and await claim.end_holder(connection, self._place.space, one.graph):
                     self._log.warning("claim.expired", graph=one.graph)
-        for gone in abandoned:
-            self._log_abandoned(gone)
         for tick in waiting:
             self._take_over(tick)
         for one in work:

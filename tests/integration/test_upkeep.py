@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+from psycopg import AsyncConnection
 
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
-from tickd import upkeep
+from tickd import ledger, upkeep
 from tickd.fleet import Fleet
 from tickd.lock import LockPlace, open_session
 from tickd.log import Log
 from tickd.pool import Pool
 from tickd.schedule import parse
 from tickd.stop import Stop
+from tickd.tick import Tick
 from tickd.upkeep import Upkeep
 
 
@@ -38,6 +41,12 @@ INSERT INTO tickd.threads (thread_id, space, graph, token, held_at)
 VALUES (%s, 7301, %s, 1, now() - interval '2 days')
 RETURNING 1
 """
+# A tick whose holder is gone.
+LEFT_BEHIND = """
+INSERT INTO tickd.graphs (space, graph, key, token) VALUES (7301, 'restock_plan', 904759473, 1);
+INSERT INTO tickd.ticks (space, graph, fire_time, attempt, token, replica, thread_id, run_id, admitted_at)
+VALUES (7301, 'restock_plan', now(), 1, 1, 'gone', 't', gen_random_uuid(), now())
+"""
 SLOW_REMOVAL = """
 CREATE FUNCTION be_slow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -48,6 +57,23 @@ CREATE TRIGGER be_slow AFTER DELETE ON checkpoints FOR EACH ROW EXECUTE FUNCTION
 """
 
 
+def pool_at(place: LockPlace, *, loan: timedelta) -> Pool:
+    """Return a pool that is not open yet."""
+
+    async def parameters() -> dict[str, Any]:
+        return {**await place.dsn.connection_parameters(), "autocommit": True}
+
+    return Pool(
+        "test",
+        parameters,
+        minimum=1,
+        maximum=2,
+        patience=timedelta(seconds=10),
+        check_within=timedelta(seconds=10),
+        loan=loan,
+    )
+
+
 @pytest.fixture
 async def retaining(
     place: LockPlace, onlooker: Onlooker, log: Log, monkeypatch: pytest.MonkeyPatch
@@ -56,15 +82,7 @@ async def retaining(
     monkeypatch.setattr(upkeep, "RETAIN_EVERY", timedelta(milliseconds=20))
     onlooker.connection.execute(SLOW_REMOVAL)
     short = timedelta(seconds=0.5)
-    pool = Pool(
-        "test",
-        place.dsn.connection_parameters,
-        minimum=1,
-        maximum=2,
-        patience=timedelta(seconds=10),
-        check_within=timedelta(seconds=10),
-        loan=short,
-    )
+    pool = pool_at(place, loan=short)
     stop = Stop()
     entries = parse(KEEPING, path="schedule.yaml", environment={}).entries.values()
     nothing = dict.fromkeys(
@@ -124,6 +142,49 @@ async def test_a_thread_that_cannot_be_removed_is_said_once_and_keeps_no_other_g
 
     assert len(book.find("retention.stuck")) == 1
     assert onlooker.rows("SELECT thread_id FROM tickd.threads") == [("huge",)]
+
+
+@asynccontextmanager
+async def sweeping(place: LockPlace, log: Log) -> AsyncIterator[None]:
+    """Let a replica sweep for as long as the block."""
+    stop = Stop()
+    pool = pool_at(place, loan=HOUR)
+    nothing = dict.fromkeys(("graphs", "clock", "timer", "take_over", "work_off", "displace", "fleet"))
+    kept = Upkeep(
+        **cast("Any", nothing),
+        pool=pool,
+        place=place,
+        skew_limit=HOUR,
+        unwritten_since=lambda: None,
+        entries=(),
+        stop=stop,
+        log=log,
+    )
+    await pool.open()
+    task = asyncio.create_task(kept.sweep())
+    yield
+    stop.request()
+    await task
+    await pool.close()
+
+
+async def test_a_tick_that_a_sweep_has_closed_is_told_whatever_comes_after_that(
+    place: LockPlace, onlooker: Onlooker, log: Log, book: Logbook, monkeypatch: pytest.MonkeyPatch
+):
+    """No other sweep finds it, here or elsewhere."""
+    waiting = ledger.waiting
+
+    async def end_first(connection: AsyncConnection[Any], space: int) -> list[Tick]:
+        monkeypatch.setattr(ledger, "waiting", waiting)
+        onlooker.terminate(connection.info.backend_pid)
+        return await waiting(connection, space)
+
+    monkeypatch.setattr(ledger, "waiting", end_first)
+    onlooker.connection.execute(LEFT_BEHIND)
+    async with sweeping(place, log):
+        line = await book.wait_for("tick.abandoned")
+
+    assert (line["graph"], line["holder"]) == ("restock_plan", "gone")
 
 
 @pytest.fixture
