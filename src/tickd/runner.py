@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -48,6 +48,8 @@ from tickd.stop import Stop
 from tickd.supervision import Supervision, keep_hold, order_of
 from tickd.tick import Outcome, SkipReason, Tick, instant_text
 
+
+T = TypeVar("T")
 
 # How far ahead of the fire time a tick is fired and its lock connection opened.
 LEAD = timedelta(milliseconds=300)
@@ -152,13 +154,7 @@ class Runner:
 
     async def conclude(self, tick: Tick, story: Awaitable[End | None]) -> End | None:
         """Await a tick's story, log its end and return it; never raises, for one tick must not end the others."""
-        end: End | None
-        try:
-            end = await story
-        except Unreachable as error:
-            end = error_end(error)
-        except Exception as error:  # noqa: BLE001  # a fault of tickd itself is this tick's outcome, with its traceback
-            end = error_end(error, exc_info=error)
+        end = await end_of_story(story)
         if end is not None:
             self.log_end(tick, end)
         return end
@@ -247,16 +243,21 @@ class Runner:
             if room.reason is not None:
                 return None
             try:
-                session = await self.open_session(entry)
+                end = await self._end_of_resumed(entry, tick, room)
             except Unreachable as error:
+                # The tick waits still, or another replica runs it. If it was admitted here without an answer, a sweep tells.
                 self.note_unreachable(error)
                 return None
-            if self._stop.requested or self.occupancy.of(tick.graph) is not None:
-                await session.close()
-                return None
-            attempt = partial(admissions.hold_and_resume, tick=tick)
-            end = await self._run_if_held(entry, tick, session, attempt, room)
-            return None if end.outcome is Outcome.SKIPPED else end
+            return None if end is None or end.outcome is Outcome.SKIPPED else end
+
+    async def _end_of_resumed(self, entry: Entry, tick: Tick, room: Room) -> End | None:
+        """Try to go on with a tick that was handed off; None when this replica is to try nothing now."""
+        session = await self.open_session(entry)
+        if self._stop.requested or self.occupancy.of(tick.graph) is not None:
+            await session.close()
+            return None
+        attempt = partial(admissions.hold_and_resume, tick=tick)
+        return await self._run_if_held(entry, tick, session, attempt, room)
 
     async def _run_if_held(
         self,
@@ -266,7 +267,10 @@ class Runner:
         attempt: Attempt[Any],
         room: Room,
     ) -> End:
-        """Try to hold the graph; run the tick if it was granted, else say who has it."""
+        """Try to hold the graph; run the tick if it was granted, else say who has it.
+
+        Raises only what became of the try: from the admission on, whatever happens is the tick's end.
+        """
         with self.occupancy.take(tick.graph) as running:
             running.take(tick)
             async with sole_writer(
@@ -277,7 +281,7 @@ class Runner:
                     return skipped_by(hold)
                 room.settle(session)
                 self._looks.forget(tick)
-                end = await self._run_and_record(entry, tick, hold.session, hold.granted)
+                end = await end_of_story(self._run_and_record(entry, tick, hold.session, hold.granted))
         await self.after_hold(tick, hold, end)
         return end
 
@@ -525,3 +529,13 @@ class Runner:
         if not self._reachable:
             self._reachable = True
             self._log.info("database.reachable")
+
+
+async def end_of_story(story: Awaitable[T]) -> T | End:
+    """Await a story and return its end, or that of a tick whose story cannot be told to the end."""
+    try:
+        return await story
+    except Unreachable as error:
+        return error_end(error)
+    except Exception as error:  # noqa: BLE001  # a fault of tickd itself is this tick's outcome, with its traceback
+        return error_end(error, exc_info=error)

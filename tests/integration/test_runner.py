@@ -20,8 +20,8 @@ from tests.integration.conftest import Places
 from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
-from tickd import admissions, ledger
-from tickd.lock import UNLOCK, LockPlace, LockSession
+from tickd import admissions, ledger, runner
+from tickd.lock import UNLOCK, LockPlace
 from tickd.log import Log
 from tickd.runner import Limits
 from tickd.runs import Run
@@ -40,6 +40,12 @@ CREATE FUNCTION end_reader() RETURNS timestamptz LANGUAGE sql VOLATILE AS
 ALTER TABLE tickd.graphs RENAME TO graphs_below;
 CREATE VIEW tickd.graphs AS SELECT space, graph, key, token, end_reader() AS paused_at FROM tickd.graphs_below;
 GRANT ALL ON tickd.graphs TO PUBLIC
+"""
+# Every tick waits to be taken over, and whoever tries meets trouble.
+HANDED_OFF = """
+UPDATE tickd.ticks SET outcome = 'handed_off';
+CREATE FUNCTION trouble() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN {trouble}; RETURN NEW; END $$;
+CREATE TRIGGER trouble BEFORE UPDATE ON tickd.ticks FOR EACH ROW EXECUTE FUNCTION trouble()
 """
 Play = Callable[..., Any]
 
@@ -491,6 +497,58 @@ async def test_a_take_over_that_comes_to_nothing_leaves_no_dead_session_to_the_n
     assert session is not None
     assert not session.connection.closed
     await session.close()
+    assert onlooker.locks() == []
+
+
+def pids(onlooker: Onlooker) -> set[int]:
+    """Return the backends of the replica's sessions."""
+    return {row[0] for row in onlooker.sessions("tickd/a")}
+
+
+@pytest.mark.parametrize(
+    "trouble", ["PERFORM pg_terminate_backend(pg_backend_pid())", "RAISE lock_not_available"]
+)
+async def test_a_take_over_that_could_not_be_tried_is_no_error_of_the_tick(
+    play: Play, book: Logbook, onlooker: Onlooker, trouble: str
+):
+    """The tick waits, or runs elsewhere. Each replica would tell it again with each sweep."""
+    replica = await play(graph_of(one=step("one")))
+    tick = replica.due(GRAPH)
+    await run(replica, tick)
+    onlooker.connection.execute(HANDED_OFF.format(trouble=trouble).encode())
+    open_before = pids(onlooker)
+
+    await replica.runner.take_over(tick)
+    await replica.runner.take_over(tick)
+
+    assert [line["event"] for line in book.terminal()] == ["tick.ran"]
+    assert len(book.find("database.unreachable")) == 1
+    assert onlooker.locks() == []
+    await onlooker.until(lambda: pids(onlooker) == open_before)
+    onlooker.connection.execute("DROP TRIGGER trouble ON tickd.ticks")
+    await replica.runner.take_over(tick)
+    assert [line["event"] for line in book.terminal()] == ["tick.ran", "tick.ran"]
+
+
+@pytest.mark.parametrize("way", ["take_over", "run_tick"])
+async def test_what_goes_wrong_after_the_admission_is_told(
+    play: Play, book: Logbook, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, way: str
+):
+    """Taken for a try that failed, it would be passed over in silence, or tried again and told as a tick that has run."""
+    replica = await play(graph_of(one=step("one")))
+    tick = replica.due(GRAPH)
+    if way == "take_over":
+        await run(replica, tick)
+        onlooker.connection.execute("UPDATE tickd.ticks SET outcome = 'handed_off'")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(runner, "order_of", full)
+    await getattr(replica.runner, way)(tick)
+
+    line = book.terminal()[-1]
+    assert (line["event"], line["error"]) == ("tick.error", "no space left on device")
     assert onlooker.locks() == []
 
 
