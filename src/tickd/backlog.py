@@ -24,7 +24,7 @@ from tickd.intake import Intake
 from tickd.lock import Hold, LockPlace, LockSession, Loss, closing, sole_writer
 from tickd.places import Room
 from tickd.policy import backoff
-from tickd.runner import FIRST_PAUSE, LONGEST_PAUSE, Runner, Unreachable
+from tickd.runner import FIRST_PAUSE, LONGEST_PAUSE, Runner, Unreachable, end_of_story
 from tickd.stop import Stop
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
@@ -147,21 +147,21 @@ class Backlog:
     async def _take_next(self, entry: Entry, fired: Tick | None) -> End | None:
         """Claim and run the graph's earliest ready tick; return the fired one's end when nothing could be had.
 
-        Without a place, a session or the lock, nothing is lost: the row waits, and other replicas see it in their sweeps.
+        Without a place, a session, an answer or the lock, nothing is lost: the row waits, and other replicas see it in their
+        sweeps.
         """
         async with self._runner.room(self._clock.now() + entry.grace) as room:
             if room.reason is not None:
                 return skipped(SkipReason.QUEUED)
             try:
-                session = await self._runner.open_session(entry)
+                async with closing(await self._runner.open_session(entry)) as session:
+                    if self._stop.requested:
+                        return skipped(SkipReason.QUEUED)
+                    by_itself = self._runner.skipped_by_itself(entry.name, SkipReason.QUEUED)
+                    return by_itself or await self._claim(entry, session, room, fired)
             except Unreachable as error:
                 self._runner.note_unreachable(error)
                 return skipped(SkipReason.QUEUED)
-            async with closing(session):
-                if self._stop.requested:
-                    return skipped(SkipReason.QUEUED)
-                by_itself = self._runner.skipped_by_itself(entry.name, SkipReason.QUEUED)
-                return by_itself or await self._claim(entry, session, room, fired)
 
     async def _claim(self, entry: Entry, session: LockSession, room: Room, fired: Tick | None) -> End | None:
         """Claim the graph's earliest ready tick and run it; return the fired tick's end unless it is the one that ran."""
@@ -175,7 +175,7 @@ class Backlog:
                 if fired is not None and claimed.tick != fired:
                     self._runner.log_end(fired, skipped(SkipReason.QUEUED, holder=self._place.replica))
                 running.take(claimed.tick)
-                end = await self._run(entry, hold.session, claimed)
+                end = await end_of_story(self._run(entry, hold.session, claimed))
         if end is not None:
             await self._runner.after_hold(claimed.tick, hold, end)
             self._runner.log_end(claimed.tick, end)

@@ -15,11 +15,12 @@ from tests.lock_sessions import SPACE
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
 from tests.witness import GRAPHS, Witness
-from tickd import claim
+from tickd import claim, runner
 from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
 from tickd.lock import closing, open_session
 from tickd.log import Log
+from tickd.supervision import order_of
 from tickd.tick import Tick, instant_text, run_id
 
 
@@ -28,13 +29,15 @@ pytestmark = pytest.mark.migrated
 GRAPH = "letters"
 Start = Callable[..., AbstractAsyncContextManager[Inside]]
 
-# Ends the session that writes a row of the ledger, at the moment when it gives a failed tick back.
-END_AT_PUT_BACK: LiteralString = """
+# Ends the session that writes a row of the ledger, at the moment when it gives a failed tick back, or when it claims one.
+END_AT: LiteralString = """
 CREATE FUNCTION public.end_session() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END';
 CREATE TRIGGER end_session BEFORE UPDATE ON tickd.ticks FOR EACH ROW
-WHEN (NEW.ready_at IS DISTINCT FROM OLD.ready_at) EXECUTE FUNCTION public.end_session()
+WHEN (NEW.{moment} IS DISTINCT FROM OLD.{moment}) EXECUTE FUNCTION public.end_session()
 """
+END_AT_PUT_BACK = END_AT.format(moment="ready_at")
+END_AT_CLAIM = END_AT.format(moment="attempt")
 
 
 def letters(*, keys: Mapping[str, Any] | None = None, **given: Any) -> dict[str, Any]:
@@ -394,6 +397,47 @@ async def test_a_session_that_ends_while_its_tick_is_given_back_leaves_one_line_
     ]
     (row,) = ticks(witness)
     assert (row.outcome, row.attempt, row.failures) == ("ran", 2, 1)
+
+
+async def test_a_tick_that_could_not_be_claimed_waits(
+    start: Start, book: Logbook, onlooker: Onlooker, witness: Witness
+):
+    """Its row is there, and whoever sees it in a sweep runs it: no error of the tick's."""
+    async with start(letters()) as replica:
+        onlooker.connection.execute(END_AT_CLAIM)
+        tick = replica.tick(GRAPH)
+        await replica.backlog.run_tick(tick)
+
+        assert told(book, "reason") == [("skipped", "queued")]
+        assert len(book.find("database.unreachable")) == 1
+        assert onlooker.locks() == []
+
+        onlooker.connection.execute("DROP TRIGGER end_session ON tickd.ticks")
+        await replica.backlog.work_off(GRAPH)
+
+    (row,) = ticks(witness)
+    assert row.outcome == "ran"
+
+
+async def test_what_goes_wrong_after_the_claim_is_told(
+    start: Start, book: Logbook, enqueue: Callable[[Tick], Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Each claimed run has a line of its own; taken for a database out of reach, this one had none."""
+
+    def full(*_: Any) -> None:
+        monkeypatch.setattr(runner, "order_of", order_of)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(runner, "order_of", full)
+    async with start(letters()) as replica:
+        await enqueue(replica.tick(GRAPH))
+        await replica.backlog.work_off(GRAPH)
+
+    assert told(book, "error", "attempt") == [
+        ("error", "no space left on device", None),
+        ("started", None, 2),
+        ("ran", None, 2),
+    ]
 
 
 async def test_a_tick_that_takes_its_holders_with_it_is_given_up(
