@@ -181,6 +181,9 @@ class FencedSaver(AsyncPostgresSaver):
 
     One is made per run, over a pool that several share. Reading needs no hold. A write after the hold is over raises
     psycopg's error of the guard, see `is_refused`.
+
+    LangGraph does not always tell that a write failed: where an interrupt or a drain leaves a subgraph, that takes the
+    error's place. So it is noted, and `raise_lost` tells it of a run that comes to such an end.
     """
 
     def __init__(
@@ -200,6 +203,8 @@ class FencedSaver(AsyncPostgresSaver):
         self.hold = hold_name(space=space, graph=graph, token=token)
         self._count = StepCount()
         self._counts_thread: str | None = None
+        # A list, so that a clone (`with_allowlist`) that LangGraph gives a subgraph notes in the same one.
+        self._lost: list[Exception] = []
 
     @property
     def steps(self) -> int:
@@ -221,13 +226,34 @@ class FencedSaver(AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Write a checkpoint under the hold, and count it when it is the graph's own and not a subgraph's."""
-        written = await super().aput(config, checkpoint, metadata, new_versions)
+        with self._noting_loss():
+            written = await super().aput(config, checkpoint, metadata, new_versions)
         thread_id = config["configurable"]["thread_id"]
         if _is_top_level(config) and self._counts_thread in (None, thread_id):
             self._counts_thread = thread_id
             run_id = get_checkpoint_metadata(config, metadata).get("run_id")
             self._count.add(checkpoint, metadata, run_id)
         return written
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Write what a task wrote under the hold."""
+        with self._noting_loss():
+            await super().aput_writes(config, writes, task_id, task_path)
+
+    def raise_lost(self) -> None:
+        """Raise what became of the first write that failed, though the graph may know nothing of it."""
+        if self._lost:
+            raise self._lost[0]
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._lost.append(error)
+            raise
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[AsyncCursor[DictRow]]:

@@ -8,23 +8,18 @@ does), and a loop that has nothing else to do comes round in microseconds.
 
 The saves of a run go out one after the other, in the order in which LangGraph makes them: a step's checkpoint builds upon
 the input's. Where an input's could not be written nothing comes after it, and the run has failed, for LangGraph takes it
-for written. What becomes of any other save LangGraph knows, but it does not always tell: where an interrupt or a drain
-leaves a subgraph, that takes the error's place. So it is noted here, for a run that comes to such an end.
-
-What is kept is written before anything is read, and when its run ends, unless that is cancelled. Each save is sent by a
-task of its own. LangGraph abandons the tasks in which it saves when it is cancelled in the wrong moment, and what they had
-sent would be written after the end of the run.
+for written. What is kept is written before anything is read, and when its run ends, unless that is cancelled. Each save is
+sent by a task of its own. LangGraph abandons the tasks in which it saves when it is cancelled in the wrong moment, and
+what they had sent would be written after the end of the run.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
@@ -73,7 +68,6 @@ class GroupedSaver(FencedSaver):
         self._last: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self._failed: Exception | None = None
-        self._lost: Exception | None = None
         self._ended = False
         self._link: AsyncConnection[Any] | None = None
 
@@ -90,37 +84,6 @@ class GroupedSaver(FencedSaver):
             await self._all_written()
         finally:
             await self._end()
-
-    def raise_lost(self) -> None:
-        """Raise what became of the first save that failed, though the graph may know nothing of it."""
-        if self._lost is not None:
-            raise self._lost
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Write a checkpoint, and note if that fails."""
-        with self._noting_loss():
-            return await super().aput(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Write what a task wrote, and note if that fails."""
-        with self._noting_loss():
-            await super().aput_writes(config, writes, task_id, task_path)
-
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._lost = self._lost or error
-            raise
 
     @asynccontextmanager
     async def _cursor(self, *, pipeline: bool = False) -> AsyncIterator[Any]:

@@ -12,6 +12,7 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 import tickd
 import tickd.sync
 from tests.fences import config, graph, prepare
+from tests.onlooker import Onlooker
 from tickd import LockLost
 from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import is_refused
@@ -201,6 +202,22 @@ graph.add_node("ask", ask)
 graph.add_edge(START, "ask")
 """
 
+BELOW = """
+from langgraph.graph import START, StateGraph
+
+from asks import State, graph as below
+
+
+graph = StateGraph(State)
+graph.add_node("below", below.compile())
+graph.add_edge(START, "below")
+"""
+REFUSE_QUESTIONS = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON checkpoint_writes FOR EACH ROW
+WHEN (NEW.checkpoint_ns <> '' AND NEW.channel = '__interrupt__') EXECUTE FUNCTION refuse()
+"""
+
 
 def run(folder: Path, dsn: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run one command of tickd in the folder."""
@@ -237,6 +254,23 @@ async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
     again = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
     assert again.returncode == 1
     assert "was not run" in again.stdout
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_graph_has_failed_that_asks_in_a_subgraph_which_could_not_be_saved(
+    dsn: str, onlooker: Onlooker, tmp_path: Path
+):
+    """LangGraph drops the error for the question's sake, and the answer would find no question."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE.replace("asks.py:graph", "below.py:graph"))
+    (tmp_path / "asks.py").write_text(ASKS)
+    (tmp_path / "below.py").write_text(BELOW)
+    onlooker.connection.execute(REFUSE_QUESTIONS)
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+
+    assert fired.returncode == 1
+    assert "disk full" in fired.stderr
+    assert onlooker.rows("SELECT outcome FROM tickd.ticks") == [("failed",)]
 
 
 async def test_fire_is_refused_with_the_holders_name_while_the_graph_is_held(

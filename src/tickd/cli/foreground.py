@@ -122,13 +122,15 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bo
     began = time.monotonic()
     from tickd.graphs import bind  # noqa: PLC0415  # as above
 
-    graph: Any = bind(loaded.graph, hold.saver)[0]
+    graph: Any
+    graph, saver = bind(loaded.graph, hold.saver)
     async with asyncio.timeout(entry.timeout and entry.timeout.total_seconds()):
         result = await graph.ainvoke(
             given, _config(entry, hold), context=entry.context, durability=entry.durability
         )
     interrupts = result.get("__interrupt__") if isinstance(result, Mapping) else None
     if interrupts:
+        saver.raise_lost()
         hold.outcome = Outcome.INTERRUPTED
     took = round((time.monotonic() - began) * 1000, 1)
     thread_id = hold.config["configurable"]["thread_id"]
