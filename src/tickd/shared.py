@@ -203,8 +203,8 @@ class SharedSession(LockSession):
 
     def _sent(self, batch: Batch, sending: asyncio.Task[None]) -> None:
         self._sending.discard(sending)
-        if sending.cancelled():  # maybe before it began
-            # Or whoever asks the same after this would wait with a batch that nobody sends.
+        if sending.cancelled():  # maybe before it began, or before its turn
+            # Whoever asks from now on must not join those: nobody sends for them any more.
             if self._gathering.get(batch.question) is batch:
                 del self._gathering[batch.question]
             batch.fail(psycopg.OperationalError("the shared session was closed"))

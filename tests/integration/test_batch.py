@@ -217,6 +217,24 @@ async def test_closing_the_session_leaves_nobody_waiting(session: SharedSession,
     assert [str(answer) for answer in answers] == ["the shared session was closed"] * 2
 
 
+async def test_asking_a_closed_session_fails_though_others_waited_with_the_same_question(
+    session: SharedSession, onlooker: Onlooker
+):
+    """A run that lets go of its graph after its session was lost and closed hung for ever, with its place and its hold."""
+    under_way = await asking(session, 1, SLOW)
+    await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+    waiting = await asking(session, 1)
+    await session.end()
+
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(
+            under_way, waiting, session.ask(TOGETHER, {"key": 2}), return_exceptions=True
+        )
+
+    assert [type(answer) for answer in answers] == [psycopg.OperationalError] * 3
+    assert await session.unlock("restock_plan") is None
+
+
 async def test_each_tick_of_a_batch_is_admitted_or_refused_for_reasons_of_its_own(
     open_as: Open, onlooker: Onlooker
 ):
