@@ -81,9 +81,7 @@ class SharedSession(LockSession):
         """Note that the graph's hold is over; a try with an unknown end is undone by an unlock."""
         try:
             if doubtful and await self.unlock(graph) is None:
-                self._lose(
-                    Loss("session_ended", "nobody knows whether the session took a lock, so it was ended")
-                )
+                self._lose(Loss("session_ended", "nobody knows what the session holds, so it was ended"))
         finally:
             self._graphs.discard(graph)
 

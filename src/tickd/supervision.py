@@ -172,11 +172,13 @@ class Supervision:
             self._cancel(now)
 
     def _lose(self, loss: Loss, now: float) -> None:
-        """Stop a run whose hold is gone: no checkpoint from now on, no further node, and an end within the allowance."""
+        """Stop a run whose hold is gone: no checkpoint from now on, no further node, and an end within the allowance.
+
+        At once, whatever the cause: a server that was only slow to answer frees the lock as soon as it reads that this
+        side has given the session up.
+        """
         self._stopping.loss = loss
         self._run.cut_off("the lock was lost")
-        # At once, whatever the cause. A server that did not answer may only have been slow: it hears that the link was shut
-        # down, and frees the lock.
         self._stopping.cancel_by(now)
 
     def _cancel(self, now: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.proxy import Proxy
 from tickd.dsn import parse_dsn
 from tickd.lock import PROBE, LockPlace, LockSession, Loss, open_session
 from tickd.policy import TrustWindows
@@ -115,3 +116,22 @@ async def test_a_session_that_was_ended_is_in_doubt_until_somebody_reads_it(
     assert stopping.loss is not None
     assert stopping.loss.cause == "session_ended"
     assert session.in_doubt()
+
+
+async def test_a_run_whose_session_gives_no_answer_is_cancelled_at_once(dsn: str, admin_dsn: str):
+    """To give a session up ends it: where the server was only slow, another replica has the graph in the next moment."""
+    port = int(str(psycopg.conninfo.conninfo_to_dict(admin_dsn)["port"]))
+    windows = TrustWindows(probe_interval=SOON, probe_timeout=SOON, stop_allowance=timedelta(minutes=5))
+    with Proxy(port) as proxy:
+        through = parse_dsn(dsn.replace(f":{port}/", f":{proxy.port}/"), setting="DSN")
+        session = await open_session(LockPlace(through, "a", 7301, windows=windows))
+        proxy.freeze()
+        async with asyncio.timeout(20):
+            stopping, _ = await supervise(run := StandIn(), session).see_to_its_end()
+        proxy.cut()
+        with suppress(psycopg.Error):
+            await session.close()
+
+    assert stopping.loss is not None
+    assert stopping.loss.cause == "no_answer"
+    assert run.told == ["cut off: the lock was lost", "cancel"]
