@@ -272,7 +272,7 @@ class LockSession:
         """Note that a try of the graph's key begins."""
 
     async def leave(self, graph: str, *, doubtful: bool) -> None:  # closing undoes whatever was done
-        """Note that the graph's hold is over; `doubtful` says that nobody knows whether the try took the lock."""
+        """Note that the graph's hold is over; `doubtful` says that nobody knows whether it still has the lock."""
 
     def forget_link(self) -> None:
         """Close the descriptor of one's own, for another object has taken the connection over."""
@@ -440,11 +440,14 @@ async def sole_writer(
             yield hold
         finally:
             if held:
+                doubtful = True
                 hold.unlocked = await session.unlock(graph)
                 hold.held = False
+                doubtful = hold.unlocked is None
         spared = not held and spare is not None and spare(session)
     finally:
-        # A cancelled try may have taken the lock all the same; the end of the session frees it.
+        # A cancelled try may have taken the lock all the same, and an unlock that failed may have left it: the end of the
+        # session frees it.
         await session.leave(graph, doubtful=doubtful)
         if not spared:
             await session.close()

@@ -2,8 +2,8 @@
 
 For replicas with more runs at a time than Postgres has connections (`hold: shared`). Everything that is true of a
 session of one's own stays true, but for two things. Its loss is the loss of every hold on it, and all of them hear of it
-at once. And it is not closed after a run, so a try with an unknown end cannot be undone by closing it: the key is
-unlocked instead, and if even that has no answer, the session is ended with all that it holds.
+at once. And it is not closed after a run, so a try or an unlock with an unknown end cannot be undone by closing it:
+the key is unlocked instead, and if even that has no answer, the session is ended with all that it holds.
 
 Session locks stack, and a second try of the same key on the same session would succeed. The runner attempts and runs one
 tick of a graph at a time, and the session refuses a key that it is at already.
@@ -16,7 +16,7 @@ session that has ended is, and asks the server at the interval for links that di
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -78,7 +78,7 @@ class SharedSession(LockSession):
         self._graphs.add(graph)
 
     async def leave(self, graph: str, *, doubtful: bool) -> None:
-        """Note that the graph's hold is over; a try with an unknown end is undone by an unlock."""
+        """Note that the graph's hold is over; what has an unknown end is undone by an unlock."""
         try:
             if doubtful and await self.unlock(graph) is None:
                 self._lose(Loss("session_ended", "nobody knows what the session holds, so it was ended"))
@@ -95,12 +95,10 @@ class SharedSession(LockSession):
             done, _ = await asyncio.wait({self._loss}, timeout=interval)
             if done:
                 break
-            try:
-                row = await self.ask(asked, values)
-            except (psycopg.Error, TimeoutError):
-                continue  # the session's own watch says so if it is gone; else this is asked again
-            if row is None:
-                return Loss("superseded", "the ledger has a newer token for this tick")
+            # What fails is asked again: of the session itself its own watch tells.
+            with suppress(psycopg.Error, TimeoutError):
+                if await self.ask(asked, values) is None:
+                    return Loss("superseded", "the ledger has a newer token for this tick")
         return await asyncio.shield(self._loss)
 
     def in_doubt(self) -> bool:

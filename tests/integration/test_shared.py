@@ -14,13 +14,15 @@ from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
 from tests.proxy import Proxy
 from tickd.batch import Question
-from tickd.lock import LockPlace, LockSession, sole_writer
+from tickd.lock import UNLOCK, LockPlace, LockSession, sole_writer
 from tickd.policy import TrustWindows
 from tickd.shared import SharedHolds
 from tickd.tick import lock_key
 
 
 GRAPHS = [f"graph-{n}" for n in range(20)]
+# Fails when it is asked for the first time, is true when for the second, and then false.
+IN_TURN = "1 / (nextval('public.asked') - 1) > 0"
 QUICK = TrustWindows(probe_interval=timedelta(milliseconds=30), probe_timeout=timedelta(milliseconds=150))
 
 
@@ -169,6 +171,59 @@ async def test_a_probe_of_its_own_loses_one_hold_alone(place: LockPlace, onlooke
         assert not session.lost
         assert len(onlooker.locks()) == 2
     await holds.end()
+
+
+@pytest.fixture
+def _asked(onlooker: Onlooker) -> None:
+    """Let statements count how often they were asked."""
+    onlooker.connection.execute("CREATE SEQUENCE asked; GRANT ALL ON asked TO public")
+
+
+@pytest.mark.usefixtures("_asked")
+async def test_a_probe_of_its_own_that_failed_is_asked_again(place: LockPlace):
+    """Somebody cancels one renewal, or the disk is full for a moment: never renewed again, the run would lose its claim."""
+    quick = place_of_quick(place)
+    holds = SharedHolds(quick, lambda: 0)
+    session = await holds.session()
+    many = f"SELECT 1, 1 WHERE {IN_TURN} AND %(key)s::int[] IS NOT NULL"
+    async with sole_writer(GRAPHS[0], quick, session=session) as hold, asyncio.timeout(5):
+        renewal = Question(one="", many=many, apart="key", probe=True)
+        loss = await hold.session.watch(probe=(renewal, {"key": 1}))
+    assert loss.cause == "superseded"
+    assert not session.lost
+    await holds.end()
+
+
+@pytest.mark.usefixtures("_asked")
+async def test_an_unlock_that_failed_is_done_again(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """The session stays, so the key would be taken for as long as this replica lives, and no other could run the graph."""
+    monkeypatch.setattr("tickd.lock.UNLOCK", replace(UNLOCK, many=f"{UNLOCK.many} WHERE {IN_TURN}"))
+    session = await holds.session()
+
+    async with sole_writer("restock_plan", place, session=session):
+        pass
+
+    assert onlooker.locks() == []
+    assert not session.lost
+
+
+async def test_where_no_unlock_has_an_answer_the_session_is_ended(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Better that all holds on it are lost than that one of its keys stays with nobody's run."""
+    monkeypatch.setattr(
+        "tickd.lock.UNLOCK", replace(UNLOCK, many=f"{UNLOCK.many} WHERE 1 / (number - 1) > 0")
+    )
+    session = await holds.session()
+
+    async with sole_writer("restock_plan", place, session=session):
+        pass
+
+    async with asyncio.timeout(5):
+        assert (await session.watch()).cause == "session_ended"
+    await onlooker.until(lambda: not onlooker.locks())
 
 
 async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is(place: LockPlace):
