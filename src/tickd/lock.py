@@ -245,10 +245,14 @@ class LockSession:
     def in_doubt(self) -> bool:
         """Say whether the server has sent something that nobody has read yet; from any thread, at once.
 
-        The answer to a probe is read in a moment. The end of the session can be read for ever.
+        The answer to a probe is read in a moment. The end of the session can be read for ever, and is no less an end when
+        this side has closed the link: a run that shared the session may still be ending.
         """
+        link = self._link.fileno()
+        if link < 0:
+            return True
         look = select.poll()
-        look.register(self._link, select.POLLIN)
+        look.register(link, select.POLLIN)
         return bool(look.poll(0))
 
     async def try_lock(self, graph: str) -> bool:

@@ -30,9 +30,9 @@ from tickd.turns import SharedTry, Turns
 
 T = TypeVar("T")
 
-# While answers to its many holds are read this often, the session's end cannot have lain unread for longer, nor can the
-# process have stood still.
-JUST_READ = 0.02
+# Where what was asked this recently has been answered, the session's end cannot have lain unread for longer, nor can the
+# process have stood still for longer.
+JUST_ASKED = 0.02
 
 
 class SharedSession(LockSession):
@@ -46,7 +46,6 @@ class SharedSession(LockSession):
         self._turns = Turns()
         self._lent = 0
         self._graphs: set[str] = set()
-        self._read_at = 0.0
         self._gathering: dict[Question, Batch] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._loss: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
@@ -106,7 +105,7 @@ class SharedSession(LockSession):
 
         What can be read is mostly the answer to another hold, and no run is to wait for each of those.
         """
-        return self.lost or (time.monotonic() - self._read_at > JUST_READ and super().in_doubt())
+        return time.monotonic() - self._confirmed > JUST_ASKED and super().in_doubt()
 
     async def close(self) -> None:
         """Leave the session to the other holds."""
@@ -220,7 +219,7 @@ class SharedSession(LockSession):
         sent = time.monotonic()
         # The probe waits behind it, and has to be in time for all other holds.
         answer = await super()._within(statement, min(limit, self.place.windows.answer))
-        self._confirmed = self._read_at = sent
+        self._confirmed = sent
         return answer
 
 

@@ -299,7 +299,7 @@ async def test_a_try_cancelled_in_mid_statement_is_undone_and_costs_the_others_n
         assert not session.lost
 
 
-async def test_what_lies_unread_is_no_doubt_where_an_answer_was_read_a_moment_ago(
+async def test_what_lies_unread_is_no_doubt_where_what_was_asked_a_moment_ago_is_answered(
     holds: SharedHolds, admin_dsn: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Mostly it is the answer to another hold, and each run would wait for each of those before each of its steps."""
@@ -309,9 +309,40 @@ async def test_what_lies_unread_is_no_doubt_where_an_answer_was_read_a_moment_ag
         # Waits until the session has ended, and this loop, which would read of it, waits with it.
         connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
-    monkeypatch.setattr("tickd.shared.JUST_READ", 3600)
+    monkeypatch.setattr("tickd.shared.JUST_ASKED", 3600)
     assert not session.in_doubt()
-    monkeypatch.setattr("tickd.shared.JUST_READ", 0)
+    monkeypatch.setattr("tickd.shared.JUST_ASKED", 0)
+    assert session.in_doubt()
+
+
+async def test_an_answer_that_had_lain_unread_leaves_the_session_in_doubt(
+    holds: SharedHolds, admin_dsn: str, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """A process that stood still reads it first, and the session's end is behind it."""
+    monkeypatch.setattr("tickd.shared.JUST_ASKED", 0.3)
+    session = await holds.session()
+    pid = session.connection.info.backend_pid
+    asking = asyncio.create_task(session.fetch("SELECT 1 FROM pg_sleep(0.5)"))
+    await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+
+    # This loop stands still, until there is the answer and then the session's end.
+    while [row for row in onlooker.sessions("tickd/a") if row[2] == "active"]:
+        onlooker.rows("SELECT pg_sleep(0.01)")
+    with psycopg.connect(admin_dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    assert await asking == (1,)
+    assert session.in_doubt()
+
+
+async def test_a_session_that_was_closed_stays_in_doubt(holds: SharedHolds, monkeypatch: pytest.MonkeyPatch):
+    """A lost one is closed for the next run, while those that shared it are still ending and ask before each step."""
+    monkeypatch.setattr("tickd.shared.JUST_ASKED", 0)
+    session = await holds.session()
+    assert not session.in_doubt()
+
+    await holds.end()
+
     assert session.in_doubt()
 
 
