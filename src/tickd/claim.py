@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
@@ -137,28 +137,37 @@ SELECT try.held, claimed.fire_time, claimed.token, claimed.attempt, claimed.thre
        )
 FROM try LEFT JOIN claimed ON true
 """
-# The probe of a claimed run's hold: it answers with the server's timeline, or with no row when the row is not ours.
-RENEW = Question(
-    one="""
-UPDATE tickd.ticks
-SET lease_until = clock_timestamp() + %(lease)s
-WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
-RETURNING ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
-""",
-    many="""
-UPDATE tickd.ticks AS t
-SET lease_until = clock_timestamp() + due.lease
-FROM (
+# The probe of a claimed run's hold: it answers with the server's timeline, or with no row when the row is not ours. It does
+# not wait for a row that somebody has locked, for all others wait with it: that one is ours still, and renewed the next time.
+_RENEW: LiteralString = """
+WITH due AS (DUE), free AS MATERIALIZED (
+    SELECT due.lease, t.space, t.graph, t.fire_time
+    FROM due JOIN tickd.ticks AS t USING (space, graph, fire_time, token)
+    WHERE t.outcome IS NULL
+    FOR UPDATE OF t SKIP LOCKED
+), renewed AS (
+    UPDATE tickd.ticks AS t
+    SET lease_until = clock_timestamp() + free.lease
+    FROM free
+    WHERE t.space = free.space AND t.graph = free.graph AND t.fire_time = free.fire_time
+)
+SELECT due.number, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
+FROM due JOIN tickd.ticks AS t USING (space, graph, fire_time, token)
+WHERE t.outcome IS NULL
+"""
+_ONE_LEASE: LiteralString = """
+    SELECT %(space)s::int AS space, %(graph)s::text AS graph, %(fire_time)s::timestamptz AS fire_time,
+           %(token)s::bigint AS token, %(lease)s::interval AS lease
+"""
+_MANY_LEASES: LiteralString = """
     SELECT %(space)s::int AS space, *
     FROM unnest((SELECT %(graph)b::text[]), (SELECT %(fire_time)b::timestamptz[]), (SELECT %(token)b::bigint[]),
                 (SELECT %(lease)b::interval[]))
       WITH ORDINALITY AS due (graph, fire_time, token, lease, number)
-    OFFSET 0
-) AS due
-WHERE t.space = due.space AND t.graph = due.graph AND t.fire_time = due.fire_time AND t.token = due.token
-  AND t.outcome IS NULL
-RETURNING number, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
-""",
+"""
+RENEW = Question(
+    one=_RENEW.replace("DUE", _ONE_LEASE).replace("SELECT due.number, ", "SELECT "),
+    many=_RENEW.replace("DUE", _MANY_LEASES),
     apart="graph",
     probe=True,
 )

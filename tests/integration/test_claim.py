@@ -520,6 +520,30 @@ async def test_a_lease_is_renewed_by_its_token_only(open_as: Open, look: Onlooke
     assert await a.ask(*claim.renewal(tick(), old, LEASE)) is None
 
 
+@pytest.mark.parametrize("kind", ["dedicated", "shared"])
+async def test_a_renewal_does_not_wait_for_a_row_that_somebody_has_locked(
+    dsn: str, admin_dsn: str, kind: str
+):
+    """It has a probe's time: a transaction that an operator has left open would cost every run of the session its hold."""
+    async with (
+        sessions(dsn, kind=kind) as open_as,
+        await psycopg.AsyncConnection.connect(admin_dsn) as operator,
+        asyncio.timeout(10),
+    ):
+        a = await open_as("a")
+        await enqueue(a, tick())
+        token = (await claimed(a)).admission.token
+        await operator.execute("SELECT FROM tickd.ticks FOR UPDATE")
+        assert await a.ask(*claim.renewal(tick(), token, LEASE)) in [(1,), [1]]
+        assert await a.ask(*claim.renewal(tick(), token + 1, LEASE)) is None
+        await operator.rollback()
+
+        until = (await (await operator.execute("SELECT lease_until FROM tickd.ticks")).fetchall())[0][0]
+        await a.ask(*claim.renewal(tick(), token, 2 * LEASE))
+        renewed = (await (await operator.execute("SELECT lease_until FROM tickd.ticks")).fetchall())[0][0]
+        assert renewed > until
+
+
 async def test_the_watch_hears_that_a_claim_was_superseded(open_as: Open):
     """A holder whose row has a newer token stops, even if its own session lives."""
     a, b = await open_as("a", windows=TrustWindows(probe_interval=SECOND / 10)), await open_as("b")
