@@ -9,7 +9,7 @@ from tickd.dsn import parse_dsn
 from tickd.lock import LockPlace, LockSession, closing, open_session
 from tickd.migrations import migrate_at
 from tickd.policy import TrustWindows
-from tickd.shared import SharedSession
+from tickd.shared import open_shared
 
 
 SPACE = 7301
@@ -45,10 +45,9 @@ async def sessions(dsn: str, *, kind: str = "dedicated") -> AsyncIterator[Open]:
         ) -> LockSession:
             address = f"{dsn}?options={options}" if options else dsn
             place = place_of(address, replica, space=space, windows=windows)
-            session = await open_session(place)
             if kind == "dedicated":
-                return await stack.enter_async_context(closing(session))
-            together = SharedSession(session, lambda: 0)
+                return await stack.enter_async_context(closing(await open_session(place)))
+            together = await open_shared(place, lambda: 0)
             stack.push_async_callback(together.end)
             if kind == "shared":
                 return together

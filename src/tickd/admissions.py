@@ -116,6 +116,7 @@ HOLD_AND_ADMIT = Question(
     one=_ADMIT.replace("DUE", _ONE_DUE).replace("SELECT tried.number, ", "SELECT "),
     many=_ADMIT.replace("DUE", _MANY_DUE),
     apart="thread_id",
+    locks=True,
 )
 WARM = "EXPLAIN " + HOLD_AND_ADMIT.one
 # The same over another session than the lock's, when that has the lock. `pg_locks` is read live, so it was held after the

@@ -18,6 +18,7 @@ class Question:
     and answers with a row for each that has an answer: its number, counted from 1, and then what `one` answers. `space`
     and `replica` are those of the session in both. No two of a batch may have the same value of `apart`. Those that are
     not `hurried` let the hurried ones go first. A `probe` is answered within a probe's time, or the session is given up.
+    One that `locks` may have taken the locks of its `key` also where it failed.
 
     Each array stands in a sub-select, which hides its length from the planner. It would plan each batch anew for that,
     and to plan an admission takes as long as to run it. And it is sent as bytes (`%(...)b`): as text, psycopg would look
@@ -29,6 +30,7 @@ class Question:
     apart: str
     hurried: bool = True
     probe: bool = False
+    locks: bool = False
 
 
 class Batch:
@@ -37,6 +39,11 @@ class Batch:
     def __init__(self, question: Question) -> None:
         self.question = question
         self._asking: dict[Any, tuple[Mapping[str, Any], asyncio.Future[Any]]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Say whether there is no more than one who asks."""
+        return len(self._asking) <= 1
 
     def takes(self, values: Mapping[str, Any]) -> bool:
         """Say whether these values may be asked together with those that are here."""

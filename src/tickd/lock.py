@@ -357,9 +357,14 @@ class LockSession:
             self._link.shutdown(socket.SHUT_RDWR)
 
 
-async def open_session(place: LockPlace) -> LockSession:
-    """Open a fresh connection for locks; raises psycopg.OperationalError or TimeoutError when there is none to be had."""
-    parameters = {**await place.dsn.connection_parameters(), **_session_parameters(place)}
+async def open_session(place: LockPlace, *, row_wait: timedelta | None = None) -> LockSession:
+    """Open a fresh connection for locks; raises psycopg.OperationalError or TimeoutError when there is none to be had.
+
+    `row_wait` bounds how long a statement waits for a row that another session has locked; by default by the time that the
+    statement has for its answer.
+    """
+    row_wait = place.answer_timeout * 0.9 if row_wait is None else row_wait
+    parameters = {**await place.dsn.connection_parameters(), **_session_parameters(place, row_wait)}
     try:
         async with asyncio.timeout(place.connect_timeout.total_seconds()):
             connection = await AsyncConnection.connect(**parameters, autocommit=True)
@@ -370,7 +375,7 @@ async def open_session(place: LockPlace) -> LockSession:
     return LockSession(connection, place)
 
 
-def _session_parameters(place: LockPlace) -> dict[str, Any]:
+def _session_parameters(place: LockPlace, row_wait: timedelta) -> dict[str, Any]:
     """Return libpq's parameters that make a connection fit to hold a lock."""
     windows = place.windows
     settings = {
@@ -380,7 +385,7 @@ def _session_parameters(place: LockPlace) -> dict[str, Any]:
         "statement_timeout": 0,
         # A try-lock never waits, but an admission may, for a row. A backend that still waited when this side has given up
         # would hold the graph's lock, and admit a tick for nobody when the row is free.
-        "lock_timeout": round(place.answer_timeout.total_seconds() * 900),
+        "lock_timeout": round(row_wait.total_seconds() * 1000),
         # ON CONFLICT has to see rows committed after the statement began; stricter levels raise instead.
         "default_transaction_isolation": r"read\ committed",
         # Every statement here finds single rows by an index. Of a table without statistics Postgres thinks that it is tiny,

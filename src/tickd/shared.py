@@ -9,7 +9,8 @@ Session locks stack, and a second try of the same key on the same session would 
 tick of a graph at a time, and the session refuses a key that it is at already.
 
 Statements take turns, and what several holds ask in the same words goes to the server as one of them (`tickd.batch`).
-Between them the watch waits for the session's own descriptor to become readable, which is what a
+All others wait behind one that waits for a row, so it does not wait for long, and then everybody in it asks alone: only those
+whose row it is fail. Between statements the watch waits for the session's own descriptor to become readable, which is what a
 session that has ended is, and asks the server at the interval for links that died without a word.
 """
 
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from tickd.batch import Batch, Question
-from tickd.lock import PROBE, LockPlace, LockSession, Loss, Probe, open_session
+from tickd.lock import PROBE, UNLOCK, LockPlace, LockSession, Loss, Probe, open_session
 from tickd.turns import SharedTry, Turns
 
 
@@ -33,6 +34,15 @@ T = TypeVar("T")
 # Where what was asked this recently has been answered, the session's end cannot have lain unread for longer, nor can the
 # process have stood still for longer.
 JUST_ASKED = 0.02
+# How long a statement waits for a row that another session has locked: time enough to end a stale writer
+# (`tickd.fence.PATIENCE`, and a connection to do it over).
+ROW_WAIT = timedelta(seconds=2)
+# What ends a statement and not the session, and is mostly the matter of one of those who ask in it.
+FAILS_FOR_ONE = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.QueryCanceled,
+)
 
 
 class SharedSession(LockSession):
@@ -179,7 +189,20 @@ class SharedSession(LockSession):
             sending = asyncio.ensure_future(self._send(batch))
             self._sending.add(sending)
             sending.add_done_callback(partial(self._sent, batch))
-        return await batch.add(values)
+        try:
+            return await batch.add(values)
+        except FAILS_FOR_ONE:
+            if batch.alone:
+                raise
+        if question.locks:
+            # What the statement had locked before it failed is locked still, and session locks stack.
+            await self.ask(UNLOCK, {"key": values["key"]})
+        return await self._ask_alone(question, values)
+
+    async def _ask_alone(self, question: Question, values: Mapping[str, Any]) -> Any:
+        """Ask for one hold in a turn of its own, after those in a hurry: it may be the one that waits until it fails."""
+        statement = self._fetch(question.one, {**self.common_values(), **values})
+        return await self._within(statement, self.place.answer_timeout, hurried=False)
 
     async def _send(self, batch: Batch) -> None:
         question = batch.question
@@ -204,9 +227,11 @@ class SharedSession(LockSession):
                 del self._gathering[batch.question]
             batch.fail(psycopg.OperationalError("the shared session was closed"))
 
-    async def _within(self, statement: Coroutine[Any, Any, T], limit: timedelta) -> T:
+    async def _within(
+        self, statement: Coroutine[Any, Any, T], limit: timedelta, *, hurried: bool = True
+    ) -> T:
         try:
-            async with self._turns.turn(hurried=True):
+            async with self._turns.turn(hurried=hurried):
                 return await self._answered(statement, limit)
         finally:
             statement.close()  # where it had no turn; else this does nothing
@@ -217,10 +242,21 @@ class SharedSession(LockSession):
         The moment before it was sent, and not that of the answer, which may have lain unread while the process stood still.
         """
         sent = time.monotonic()
-        # The probe waits behind it, and has to be in time for all other holds.
-        answer = await super()._within(statement, min(limit, self.place.windows.answer))
+        try:
+            # The probe waits behind it, and has to be in time for all other holds.
+            answer = await super()._within(statement, min(limit, self.place.windows.answer))
+        except FAILS_FOR_ONE:
+            self._confirmed = sent  # an answer as well
+            raise
         self._confirmed = sent
         return answer
+
+
+async def open_shared(place: LockPlace, newest_timeline: Callable[[], int]) -> SharedSession:
+    """Open a session for many holds; raises like `open_session`."""
+    # Postgres has to end the wait before this side gives the whole session up.
+    row_wait = min(ROW_WAIT, 0.9 * min(place.answer_timeout, place.windows.probe_timeout))
+    return SharedSession(await open_session(place, row_wait=row_wait), newest_timeline)
 
 
 class SharedHolds:
@@ -239,7 +275,7 @@ class SharedHolds:
                 lost, self._session = self._session, None
                 await lost.end()
             if self._session is None:
-                self._session = SharedSession(await open_session(self._place), self._newest_timeline)
+                self._session = await open_shared(self._place, self._newest_timeline)
             return self._session
 
     async def give_way(self) -> None:

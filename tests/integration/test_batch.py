@@ -19,6 +19,7 @@ from tickd.admissions import Admission, Refusal, Unfinished
 from tickd.batch import Question
 from tickd.ledger import Finish
 from tickd.lock import LockSession, sole_writer
+from tickd.policy import TrustWindows
 from tickd.shared import SharedSession
 from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
 
@@ -43,6 +44,18 @@ WAITING = (
 )
 SLOW = replace(TOGETHER, many="SELECT 1, pg_sleep(0.3) FROM unnest(%(key)s::int[])")
 LATER = replace(TOGETHER, one="SELECT 2, 2", hurried=False)
+
+
+SECOND = timedelta(seconds=1)
+# A statement has two seconds for its answer.
+SHORT_WINDOWS = TrustWindows(
+    probe_interval=SECOND,
+    probe_timeout=SECOND / 2,
+    stop_allowance=SECOND,
+    server_idle=4 * SECOND,
+    server_count=0,
+)
+GRAPHS = ("one", "blocked", "two")
 
 
 @pytest.fixture
@@ -363,6 +376,49 @@ async def test_each_end_of_a_batch_is_written_by_its_own_token(session: LockSess
         False,
     ]
     assert onlooker.locks() == []
+
+
+async def test_a_row_that_somebody_has_locked_costs_its_own_tick_alone(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """With short windows it had cost the session, with all of its holds; and with others every tick that was due with it."""
+    session = await open_as("a", windows=SHORT_WINDOWS)
+
+    async def is_admitted(graph: str) -> bool:
+        one = tick(graph)
+        attempt = partial(admissions.hold_and_admit, tick=one, thread_id=graph, run_id=run_id(one))
+        async with sole_writer(graph, session.place, attempt=attempt, session=session) as hold:
+            return isinstance(hold.granted, Admission)
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as operator:
+        await operator.execute("INSERT INTO tickd.graphs (space, graph, key) VALUES (7301, 'blocked', 0)")
+        sleeping = await busy(session, onlooker)
+        one, blocked, two = await asyncio.gather(*map(is_admitted, GRAPHS), return_exceptions=True)
+        await sleeping
+
+    assert (one, two) == (True, True)
+    assert isinstance(blocked, psycopg.errors.LockNotAvailable)
+    assert onlooker.locks() == []  # what the failed statement had taken was not taken twice
+    assert await session.fetch("SELECT 1") == (1,)
+
+
+async def test_an_end_whose_row_somebody_has_locked_keeps_no_other_end_from_being_written(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """They would all be told as holds that were lost."""
+    session = await open_as("a", windows=SHORT_WINDOWS)
+    await asyncio.gather(*(admit(session, graph) for graph in GRAPHS))
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as operator:
+        await operator.execute("SELECT FROM tickd.ticks WHERE graph = 'blocked' FOR UPDATE")
+        sleeping = await busy(session, onlooker)
+        ends = (ledger.record(session, tick(graph), token=1, finish=RAN) for graph in GRAPHS)
+        one, blocked, two = await asyncio.gather(*ends, return_exceptions=True)
+        await sleeping
+
+    assert (one, two) == (True, True)
+    assert isinstance(blocked, psycopg.errors.LockNotAvailable)
+    assert await ledger.record(session, tick("blocked"), token=1, finish=RAN)
 
 
 async def test_one_cancelled_in_mid_statement_is_undone_and_the_rest_of_its_batch_runs(

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -226,8 +226,15 @@ async def test_where_no_unlock_has_an_answer_the_session_is_ended(
     await onlooker.until(lambda: not onlooker.locks())
 
 
-async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is(place: LockPlace):
-    """Statements in a hurry kept its own watch from asking, until it gave all holds up for want of an answer."""
+@pytest.mark.parametrize("statement", ["SELECT pg_sleep(0.1)", "SELECT pg_advisory_lock(1)"])
+async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is(
+    place: LockPlace, onlooker: Onlooker, statement: LiteralString
+):
+    """Statements in a hurry kept its own watch from asking, until it gave all holds up for want of an answer.
+
+    That a statement has waited for too long is an answer as well.
+    """
+    onlooker.rows("SELECT pg_advisory_lock(1)")
     # Longer than one statement, or the watch asks in a hurry itself; and trusted for a shorter time than those in a hurry take
     # before it is the watch's turn, so that their answers have to count.
     windows = TrustWindows(
@@ -243,10 +250,12 @@ async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is
 
     holds = SharedHolds(replace(place, windows=windows), newest_timeline)
     session = await holds.session()
+    await session.change("SET lock_timeout = '100ms'")
 
     async def keep_busy() -> None:
         for _ in range(20):
-            await session.fetch("SELECT pg_sleep(0.1)")
+            with suppress(psycopg.errors.LockNotAvailable):
+                await session.fetch(statement)
 
     async with asyncio.timeout(20):
         compared.clear()
@@ -259,6 +268,16 @@ async def test_a_session_that_answers_all_the_time_is_trusted_however_busy_it_is
         compared.clear()
         await compared.wait()
     assert not session.lost
+    await holds.end()
+
+
+@pytest.mark.parametrize(("windows", "wait"), [(TrustWindows(), "2s"), (QUICK, "135ms")])
+async def test_a_wait_for_a_row_ends_before_the_session_is_given_up(
+    place: LockPlace, windows: TrustWindows, wait: str
+):
+    """Postgres ends the statement then, and not this side every hold; and the others wait behind it."""
+    holds = SharedHolds(replace(place, windows=windows), lambda: 0)
+    assert await (await holds.session()).fetch("SHOW lock_timeout") == (wait,)
     await holds.end()
 
 
