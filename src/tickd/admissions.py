@@ -286,7 +286,9 @@ async def _hold_and_admit(session: LockSession, graph: str, values: dict[str, An
         answer = _Answer.of(await admit(session, session.ask(HOLD_AND_ADMIT, values)))
         if not answer.looked_too_early:
             return answer
-        await session.unlock(graph)
+        if await session.unlock(graph) is None:
+            # Session locks stack: a second try would succeed on a lock that is still there, and one unlock would leave it.
+            raise psycopg.OperationalError(f"the lock of {graph} could not be let go, to be tried again")
 
 
 async def _hold_then_admit(session: LockSession, graph: str, values: dict[str, Any]) -> _Answer:

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from tests.young_ledger import FEW, ROUNDS, grow, rows_read
 from tickd import admissions, ledger
 from tickd.admissions import Admission, Refusal, Unfinished
 from tickd.ledger import Abandoned, Finish
-from tickd.lock import LockSession, closing, open_session, sole_writer
+from tickd.lock import UNLOCK, LockSession, closing, open_session, sole_writer
 from tickd.tick import Outcome, SkipReason, Tick, lock_key, run_id
 
 
@@ -181,6 +182,25 @@ async def test_a_tick_that_looked_before_a_pause_is_not_admitted_after_it(
 
     assert await trying == (None, Refusal(SkipReason.PAUSED))
     assert onlooker.locks() == []
+
+
+@LOOKS_FIRST
+async def test_a_tick_that_cannot_let_go_to_look_again_is_an_error(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Session locks stack: the second try would succeed, and one unlock would leave the graph locked for good."""
+    session = await open_as("a")
+    await ended(session, tick())
+    monkeypatch.setattr("tickd.lock.UNLOCK", replace(UNLOCK, one="SELECT 1 / 0", many="SELECT 1 / 0"))
+    with monkeypatch.context() as patch:
+        patch.setattr(admissions, "HOLD_AND_ADMIT", taking_its_lock(SLOW_TRY))
+        trying = asyncio.create_task(admit(session, tick(1)))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+
+    onlooker.connection.execute("UPDATE tickd.graphs SET paused_at = now()")
+
+    with pytest.raises(psycopg.OperationalError, match="could not be let go"):
+        await trying
 
 
 async def test_of_eight_replicas_one_runs_each_tick(places: Places, onlooker: Onlooker):
