@@ -38,7 +38,8 @@ from tickd.tick import Outcome, SkipReason, Tick, lock_key
 # for a new backend would load a language for it, which is a quarter of what its admission costs. It comes after all of
 # `fenced`, for which it is sorted: a thread that passes from one graph of a batch to another is the latter's.
 # A tick is admitted a moment before it is due, and runs from then on: that is since when its holder is said to have it.
-# `fenced` goes through its threads in one order, for graphs may share threads, and two replicas' batches would wait for each other.
+# `next` goes through its graphs in one order, for a replica that starts registers its graphs in the same; and `fenced` through
+# its threads, for graphs may share threads, and two replicas' batches would wait for each other.
 _ADMIT: LiteralString = """
 WITH due AS (DUE), tried AS MATERIALIZED (
     SELECT due.space, due.graph, due.key, due.fire_time, due.thread_id, due.run_id, due.number,
@@ -65,6 +66,7 @@ WITH due AS (DUE), tried AS MATERIALIZED (
     SELECT space, graph, key, last_token + 1
     FROM tried
     WHERE held AND NOT known AND set_config('tickd.supersedes', 'itself', true) IS NOT NULL
+    ORDER BY graph
     ON CONFLICT (space, graph) DO UPDATE SET token = EXCLUDED.token
     WHERE graphs.token = EXCLUDED.token - 1 AND graphs.paused_at IS NULL
     RETURNING graph, token

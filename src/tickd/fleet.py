@@ -37,10 +37,18 @@ RETURNING EXISTS (
     WHERE t.space = spaces.space AND (t.outcome IS NULL OR t.outcome = 'handed_off')
 )
 """
+# ON CONFLICT locks every row that it meets, also where it leaves it as it is. So it is let meet only those that change, and
+# in the order in which an admission of many goes through them: crosswise, the two would wait for each other.
 REGISTER = """
 INSERT INTO tickd.graphs (space, graph, key, calendar)
-SELECT %s, entry.graph, entry.key, entry.calendar
-FROM unnest(%b::text[], %b::int[], %b::text[]) AS entry (graph, key, calendar)
+SELECT entry.space, entry.graph, entry.key, entry.calendar
+FROM (
+    SELECT %s::int AS space, *
+    FROM unnest(%b::text[], %b::int[], %b::text[]) AS entry (graph, key, calendar)
+) AS entry
+LEFT JOIN tickd.graphs AS kept USING (space, graph)
+WHERE kept.calendar IS DISTINCT FROM entry.calendar
+ORDER BY entry.graph
 ON CONFLICT (space, graph) DO UPDATE SET calendar = EXCLUDED.calendar, fires_since = clock_timestamp()
 WHERE graphs.calendar IS DISTINCT FROM EXCLUDED.calendar
 """

@@ -71,7 +71,7 @@ RECORD_HELD = Question(
 _HAND_OFF: LiteralString = """
 WITH recorded AS (RECORDED), moved AS (
     UPDATE tickd.graphs SET token = graphs.token + 1
-    FROM recorded
+    FROM (SELECT graph FROM recorded ORDER BY graph) AS recorded
     WHERE graphs.space = %(space)s AND graphs.graph = recorded.graph
 )
 SELECT NUMBER token FROM recorded

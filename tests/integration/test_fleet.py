@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.lock_sessions import SPACE, Open, sessions
+from tickd.admissions import HOLD_AND_ADMIT, NO_RUN
 from tickd.fleet import Account, Fleet, beat
 from tickd.stop import Stop
 from tickd.tick import Tick, run_id
@@ -20,6 +21,9 @@ Onlooker = psycopg.AsyncConnection[Any]
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 SECONDS = 20
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
 PRESENT = "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted ORDER BY mode"
 END = "SELECT pg_terminate_backend(%s, 10000)"  # and wait until it has ended, for so many milliseconds
 
@@ -261,6 +265,49 @@ async def test_an_unchanged_calendar_fires_since_it_was_first_seen(open_as: Open
     await a.register({"restock": "every 5s"})
 
     assert await since(a, "restock") == before
+
+
+async def test_an_unchanged_calendar_waits_for_nobody(open_as: Open, admin_dsn: str):
+    """At a start of many replicas, every graph would be kept from being admitted by each of them in turn."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s", "audit": "every 1h"})
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as admitting, asyncio.timeout(5):
+        await admitting.execute("UPDATE tickd.graphs SET token = token + 1 WHERE graph = 'restock'")
+        await a.register({"restock": "every 5s", "audit": "every 2h"})
+
+    assert await column(a.session.connection, "SELECT calendar FROM tickd.graphs ORDER BY 1") == [
+        "every 2h",
+        "every 5s",
+    ]
+
+
+@pytest.mark.parametrize("scheduled", [("audit", "pack", "restock"), ("restock", "pack", "audit")])
+async def test_calendars_and_admissions_go_through_the_graphs_in_one_order(
+    open_as: Open, look: Onlooker, admin_dsn: str, scheduled: tuple[str, ...]
+):
+    """Crosswise they would wait for each other, and Postgres would end a start, or the admission of many ticks."""
+    a, b = Fleet(await open_as("a")), await open_as("b")
+    graphs = ["restock", "pack", "audit"]
+    await a.register(dict.fromkeys(graphs, "every 5s"))
+    values = {
+        "space": SPACE, "replica": "b", "graph": graphs, "key": [1, 2, 3], "fire_time": [NOON] * 3,
+        "thread_id": graphs, "run_id": [NO_RUN] * 3, "heed_interrupt": [True] * 3,
+    }  # fmt: skip
+
+    async def wait_for_waiting(sessions: int) -> None:
+        while await column(look, WAITING) != [sessions]:
+            await look.execute("SELECT pg_sleep(0.01)")
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as operator, asyncio.timeout(SECONDS):
+        await operator.execute("SELECT FROM tickd.graphs WHERE graph = 'pack' FOR UPDATE")
+        admitting = asyncio.create_task(b.fetch_all(HOLD_AND_ADMIT.many, values))
+        await wait_for_waiting(1)
+        registering = asyncio.create_task(a.register(dict.fromkeys(scheduled, "@daily")))
+        await wait_for_waiting(2)
+        await operator.rollback()
+        await registering
+        assert [held for _, held, *_ in await admitting] == [True] * 3
 
 
 async def test_an_edited_calendar_fires_from_now_on(open_as: Open):
