@@ -113,15 +113,25 @@ class Daemon:
                 clock=self._clock,
                 stop=self._stop,
             )
-            # The slot that the preparation had may be somebody else's by now.
-            present = await start.insist(lambda: open_session(self._place), self._settings.database_deadline)
-            if present is None:
+            joined = await start.insist(self._join_anew, self._settings.database_deadline)
+            if joined is None:
                 return 0
-            async with closing(present) as session, AsyncExitStack() as last:
+            fleet, after = joined
+            async with closing(fleet.session), AsyncExitStack() as last:
                 last.push_async_callback(runner.end)
-                fleet = Fleet(session)
-                after = await self._join(fleet)
                 return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)
+
+    async def _join_anew(self) -> tuple[Fleet, dict[str, datetime]]:
+        """Join on a fresh session, which is closed where that fails: what it had locked would be locked twice by another try.
+
+        The slot that the preparation had may be somebody else's by now.
+        """
+        fleet = Fleet(await open_session(self._place))
+        try:
+            return fleet, await self._join(fleet)
+        except BaseException:
+            await fleet.session.close()
+            raise
 
     async def _join(self, fleet: Fleet) -> dict[str, datetime]:
         """Become one of the replicas that fire, and return for each graph after which fire time this one does.

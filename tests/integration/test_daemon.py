@@ -20,6 +20,7 @@ from tests.onlooker import Onlooker
 from tests.pooler import Pooler
 from tickd.daemon import Daemon
 from tickd.errors import DatabaseUnusable, Unusable
+from tickd.fleet import ALONE, BOOKS
 from tickd.log import Log
 from tickd.schedule_file import read
 from tickd.settings import Settings, read_settings
@@ -113,6 +114,28 @@ async def test_a_replica_comes_up_on_an_empty_database_fires_and_stops(
     await onlooker.until(lambda: not onlooker.sessions("tickd/"))
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if thread.name.startswith("tickd-")]
+
+
+async def test_a_replica_whose_session_ends_while_it_joins_joins_on_another(
+    make: Make, book: Logbook, onlooker: Onlooker
+):
+    """A database error there left the start in a traceback, while each other step of it is tried again."""
+    books = BOOKS | 7301
+    onlooker.rows("SELECT pg_advisory_lock(%s)", books)
+    serving = asyncio.create_task(serve(make()))
+
+    def joining() -> list[int]:
+        return [row[0] for row in onlooker.sessions("tickd/a") if row[3] == ALONE.replace("%s", "$1")]
+
+    await book.wait_for("database.migrated")
+    (pid,) = await onlooker.until(joining)
+    onlooker.terminate(pid)
+    await book.wait_for("database.unreachable")
+    onlooker.rows("SELECT pg_advisory_unlock(%s)", books)
+    await book.wait_for("daemon.ready")
+    stop()
+
+    assert await serving == 0
 
 
 @pytest.mark.usefixtures("_unfrozen")
