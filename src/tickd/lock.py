@@ -105,9 +105,9 @@ class Holder:
 class Loss:
     """How a hold ended under its run, and the error that told.
 
-    The cause is one of: `session_ended` (the server said so, or this side had to end it), `no_answer` (a probe ran out of time), `not_confirmed` (this
-    process stood still for longer than a silent client's lock is kept), `failover` (the lock is on a server that is not
-    the primary any more), `superseded` (the ledger has a newer token), `fenced` (Postgres refused a
+    The cause is one of: `session_ended` (the server said so, or this side had to end it), `no_answer` (a probe ran out of
+    time), `not_confirmed` (this process stood still for longer than a silent client's lock is kept), `failover` (the lock is
+    on a server that is not the primary any more), `superseded` (the ledger has a newer token), `fenced` (Postgres refused a
     checkpoint, because the thread is under a newer hold).
     """
 

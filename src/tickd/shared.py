@@ -115,7 +115,7 @@ class SharedSession(LockSession):
 
         What can be read is mostly the answer to another hold, and no run is to wait for each of those.
         """
-        return time.monotonic() - self._confirmed > JUST_ASKED and super().in_doubt()
+        return self.lost or (time.monotonic() - self._confirmed > JUST_ASKED and super().in_doubt())
 
     async def close(self) -> None:
         """Leave the session to the other holds."""

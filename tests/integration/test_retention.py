@@ -162,21 +162,3 @@ async def test_a_removed_thread_is_free_for_others(dsn: str):
         result = await graph().compile(checkpointer=plain).ainvoke({"seen": []}, config("t"))
 
     assert result["seen"] == ["n0", "n1"]
-
-
-async def test_effects_that_fill_a_batch_are_not_the_last_ones(dsn: str):
-    """A tick may have hundreds of them, and they would pile up behind ticks that are few."""
-    await prepare(dsn)
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        await connection.execute(
-            """
-            INSERT INTO tickd.effects (space, key, graph, fire_time, node, name, token, attempt, replica)
-            SELECT 7301, gen_random_uuid(), 'restock', now() - interval '40 days', 'n', 'x', 1, 1, 'a'
-            FROM generate_series(1, %s)
-            """,
-            [BATCH],
-        )
-        removed = await remove_batch(connection, entry("{ticks: 30d}"))
-        again = await remove_batch(connection, entry("{ticks: 30d}"))
-
-    assert (removed.ticks, removed.more, again.more) == (0, True, False)

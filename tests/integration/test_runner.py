@@ -21,7 +21,7 @@ from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
 from tickd import admissions, ledger, runner
-from tickd.lock import UNLOCK, LockPlace
+from tickd.lock import UNLOCK, LockPlace, LockSession
 from tickd.log import Log
 from tickd.runner import Limits
 from tickd.runs import Run

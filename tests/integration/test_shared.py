@@ -365,20 +365,6 @@ async def test_a_session_that_was_closed_stays_in_doubt(holds: SharedHolds, monk
     assert session.in_doubt()
 
 
-async def test_who_asks_on_a_session_that_was_ended_is_told_so(holds: SharedHolds):
-    """A batch that was waiting for its turn at that moment is not sent any more, and nobody may join it."""
-    session = await holds.session()
-    await session.fetch("SELECT 1")
-    async with session._turns.turn():  # a statement that is under way
-        waiting = asyncio.ensure_future(session.unlock(GRAPHS[0]))
-        await asyncio.sleep(0)  # noqa: TID251  # a turn of the loop, which is no time
-        await session.end()
-
-    async with asyncio.timeout(5):
-        assert await waiting is None
-        assert await session.unlock(GRAPHS[1]) is None
-
-
 async def test_a_hold_is_in_doubt_when_its_session_is_lost(holds: SharedHolds, onlooker: Onlooker):
     """Its descriptor is closed while runs are still ending, and there is nothing left to look at."""
     session = await holds.session()
@@ -389,23 +375,3 @@ async def test_a_hold_is_in_doubt_when_its_session_is_lost(holds: SharedHolds, o
     await session.end()
 
     assert session.in_doubt()
-
-
-async def test_a_failed_renewal_is_not_the_last_one(place: LockPlace, monkeypatch: pytest.MonkeyPatch):
-    """Or the lease would run out, and whoever takes the tick over would end the session with all of its holds."""
-    holds = SharedHolds(replace(place, windows=QUICK), lambda: 0)
-    session = await holds.session()
-    asked = 0
-
-    async def fail_once(*_: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            raise psycopg.errors.QueryCanceled("an administrator has cancelled it")
-
-    monkeypatch.setattr(session, "ask", fail_once)
-    async with asyncio.timeout(5):
-        loss = await session.watch(probe=(Question("", "", "n"), {"n": 1}))
-    await holds.end()
-
-    assert (asked, loss.cause) == (2, "superseded")

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.proxy import Proxy
 from tickd.dsn import parse_dsn
-from tickd.lock import PROBE, LockPlace, LockSession, Loss, open_session
+from tickd.lock import PROBE, LockPlace, LockSession, open_session
 from tickd.policy import TrustWindows
 from tickd.runs import EndKind, RunEnd
 from tickd.stop import Stop
@@ -20,7 +19,6 @@ from tickd.supervision import Supervision
 
 
 SOON = timedelta(milliseconds=50)
-PATIENT = TrustWindows(stop_allowance=timedelta(hours=1))
 
 
 class StandIn:
@@ -80,23 +78,6 @@ async def test_a_supervision_that_fails_stops_its_run_first(session: LockSession
 
     assert run.told == ["cut off: its supervision ended", "cancel"]
     assert run.ended.done()
-
-
-async def test_a_run_whose_server_did_not_answer_is_cancelled_at_once(
-    session: LockSession, monkeypatch: pytest.MonkeyPatch
-):
-    """A server that was only slow hears that the link was shut down, frees the lock, and another replica runs."""
-
-    async def lose(*_: Any) -> Loss:
-        return Loss("no_answer", "Postgres gave no answer within 0.15 s")
-
-    monkeypatch.setattr(session, "watch", lose)
-    monkeypatch.setattr(session, "place", replace(session.place, windows=PATIENT))
-    run = StandIn()
-    async with asyncio.timeout(5):
-        await supervise(run, session).see_to_its_end()
-
-    assert run.told == ["cut off: the lock was lost", "cancel"]
 
 
 async def test_a_session_that_was_ended_is_in_doubt_until_somebody_reads_it(
