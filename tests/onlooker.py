@@ -63,6 +63,10 @@ class Onlooker:
         """Return (pid, application name, state, query) of the other sessions whose application begins like this."""
         return [row for row in self.rows(SESSIONS) if (row[1] or "").startswith(application)]
 
+    def locked_rows_looked_at(self) -> bool:
+        """Say whether a replica has just looked whether a row that it could not write is free by now."""
+        return any("FOR NO KEY UPDATE SKIP LOCKED" in query for *_, query in self.sessions("tickd/"))
+
     def terminate(self, pid: int) -> None:
         """End a session as an administrator does."""
         assert self.value("SELECT pg_terminate_backend(%s)", pid)

@@ -21,7 +21,7 @@ from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, error_end, lost, milliseconds, skipped
 from tickd.entry import Entry
 from tickd.intake import Intake
-from tickd.lock import Hold, LockPlace, LockSession, Loss, closing, sole_writer
+from tickd.lock import Hold, LockPlace, LockSession, closing, sole_writer
 from tickd.places import Room
 from tickd.policy import backoff
 from tickd.runner import FIRST_PAUSE, LONGEST_PAUSE, Runner, Unreachable, end_of_story
@@ -203,14 +203,11 @@ class Backlog:
         pause = ran.retry_pause(entry, tick, claimed.failures + 1)
         if pause is None:
             return await self._runner.record(tick, session, admission, ran)
-        try:
-            given_back = await self._put_back(session, claimed, ran, pause)
-        except Unreachable as error:
-            # Nobody knows whether the row was given back; it is open either way.
-            ran = replace(ran, end=lost(Loss("session_ended", str(error).strip()), ran.end))
-            given_back = False
-        if not given_back:
-            return await self._runner.record(tick, session, admission, ran)
+        put_back = partial(self._put_back, session, claimed, ran, pause)
+        loss = await self._runner.write_end(tick, session, put_back)
+        if loss is not None:
+            # Maybe nobody knows whether the row was given back; it is open either way.
+            return await self._runner.record(tick, session, admission, replace(ran, end=lost(loss, ran.end)))
         self._runner.log_retry(tick, ran.end, pause)
         return None
 

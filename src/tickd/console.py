@@ -206,7 +206,9 @@ def like_it(line: Line) -> str:
 
 
 def lock_lost(line: Line) -> str:
-    """Say why the hold ended under the run."""
+    """Say why the hold ended under the run, or without the run's end in the ledger."""
+    if line.get("cause") == "row_locked":
+        return f"its end{after(line)} could not be recorded: another session keeps its row locked"
     why = f": {LOSSES.get(plain(line['cause']), plain(line['cause']))}" if line.get("cause") else ""
     return f"lost its lock{after(line)}{why}; the run was stopped"
 

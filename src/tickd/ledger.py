@@ -82,6 +82,16 @@ HAND_OFF = Question(
     apart="graph",
     hurried=False,
 )
+# Whether an UPDATE of the row would have to wait.
+IS_LOCKED = """
+WITH free AS MATERIALIZED (
+    SELECT FROM tickd.ticks WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT NOT EXISTS (SELECT FROM free) AND EXISTS (
+    SELECT FROM tickd.ticks WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
+)
+"""
 # A sweep may have been quicker to call the tick abandoned than its own replica was to say what became of it.
 RECORD_WITHOUT_HOLD = """
 UPDATE tickd.ticks
@@ -191,6 +201,13 @@ async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish
                 return True
         # Either the hold is gone or that session is: this one tells.
     return await session.ask(RECORD, values) is not None
+
+
+async def is_locked(session: LockSession, tick: Tick) -> bool:
+    """Say whether another session has the tick's row locked at this moment; does not wait for it."""
+    values = {"space": session.place.space, "graph": tick.graph, "fire_time": tick.fire_time}
+    (locked,) = await session.fetch(IS_LOCKED, values)
+    return bool(locked)
 
 
 async def record_without_hold(

@@ -108,7 +108,8 @@ class Loss:
     The cause is one of: `session_ended` (the server said so, or this side had to end it), `no_answer` (a probe ran out of
     time), `not_confirmed` (this process stood still for longer than a silent client's lock is kept), `failover` (the lock is
     on a server that is not the primary any more), `superseded` (the ledger has a newer token), `fenced` (Postgres refused a
-    checkpoint, because the thread is under a newer hold).
+    checkpoint, because the thread is under a newer hold), or `row_locked` (the lock was held all along, but another session
+    kept the tick's row locked, so that the run's end could not be written under it).
     """
 
     cause: str

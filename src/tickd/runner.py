@@ -7,7 +7,7 @@ that is taken over.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -45,7 +45,7 @@ from tickd.runs import EndKind
 from tickd.schedule import Entry
 from tickd.shared import SharedHolds
 from tickd.stop import Stop
-from tickd.supervision import Supervision, keep_hold, order_of
+from tickd.supervision import Supervision, keep_hold, order_of, write_end
 from tickd.tick import Outcome, SkipReason, Tick, instant_text
 
 
@@ -453,12 +453,10 @@ class Runner:
         end = ran.end
         finish = ran.finish(admission.attempt, self._place.dsn.redact)
         if end.outcome is not Outcome.LOCK_LOST:
-            try:
-                if not await ledger.record(session, tick, token=admission.token, finish=finish):
-                    end = lost(Loss("superseded", "the ledger has a newer token for this tick"), end)
-            except Unreachable as failure:
-                end = lost(Loss("session_ended", str(failure).strip()), end)
-        if end.outcome is Outcome.LOCK_LOST:
+            write = partial(ledger.record, session, tick, token=admission.token, finish=finish)
+            loss = await self.write_end(tick, session, write)
+            end = end if loss is None else lost(loss, end)
+        if end.outcome is Outcome.LOCK_LOST and end.fields["cause"] != "row_locked":
             await self._record_without_hold(tick, admission, replace(finish, outcome=end.outcome))
         if ran.stopping.gave_up:
             # A thread that cannot be stopped still writes. Only the end of the process ends it, and until then the hold
@@ -466,6 +464,17 @@ class Runner:
             self.log_end(tick, end)
             await asyncio.get_running_loop().create_future()
         return end
+
+    async def write_end(
+        self, tick: Tick, session: LockSession, write: Callable[[], Awaitable[bool]]
+    ) -> Loss | None:
+        """Write a run's end under its hold, which may have to wait; return why it is not there, or None."""
+        try:
+            return await write_end(
+                session, tick, write, stop=self._stop, newest_timeline=lambda: self._clock.timeline
+            )
+        except Unreachable as failure:
+            return Loss("session_ended", str(failure).strip())
 
     async def _record_without_hold(self, tick: Tick, admission: Admission, finish: Finish) -> None:
         try:

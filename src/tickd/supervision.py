@@ -8,18 +8,23 @@ from datetime import timedelta
 from math import inf
 from typing import Any
 
+from tickd import ledger
 from tickd.admissions import Admission
 from tickd.ends import Stopping
 from tickd.graphs import LoadedGraph
 from tickd.lock import LockPlace, LockSession, Loss, Probe
 from tickd.runs import EndKind, Run, RunEnd, RunOrder
 from tickd.schedule import Entry
+from tickd.shared import FAILS_FOR_ONE
 from tickd.stop import Stop
 from tickd.tick import Tick, instant_text, run_id
 
 
 # A node may swallow a cancellation, so a run is asked again until it has ended.
 CANCEL_AGAIN = 1.0
+# How long a hold is kept for a run's end to be written, while another session has its row locked.
+ROW_PATIENCE = timedelta(seconds=60)
+LOOK_AT_ROW = timedelta(milliseconds=500)
 
 
 def order_of(
@@ -76,6 +81,36 @@ async def keep_hold(
         watch.cancel()
         waiting.cancel()
         await asyncio.wait({watch, waiting})
+
+
+async def write_end(
+    session: LockSession,
+    tick: Tick,
+    write: Callable[[], Awaitable[bool]],
+    *,
+    stop: Stop,
+    newest_timeline: Callable[[], int],
+) -> Loss | None:
+    """Write a run's end into its row under the hold; return why it is not there, or None. Errors are those of `write`.
+
+    A row that another session has locked is waited for under the watch, until the patience is over or a stop is asked for:
+    the lock is still held, and whoever got it would find a tick without an end. It is looked at and not written to, for a
+    statement that waits for it keeps all others of a shared session waiting.
+    """
+    patient_until = time.monotonic() + ROW_PATIENCE.total_seconds()
+    while True:
+        try:
+            return None if await write() else Loss("superseded", "the ledger has a newer token for this tick")
+        except FAILS_FOR_ONE as failure:
+            error = str(failure).strip()
+        locked = True
+        while locked:
+            if stop.requested or time.monotonic() > patient_until:
+                return Loss("row_locked", f"another session has the tick's row locked: {error}")
+            loss = await keep_hold(session, LOOK_AT_ROW, stop=stop, newest_timeline=newest_timeline)
+            if loss is not None:
+                return loss
+            locked = await ledger.is_locked(session, tick)
 
 
 class Supervision:

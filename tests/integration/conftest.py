@@ -1,8 +1,10 @@
 """Fixtures of tests in one process: where locks are taken, the log, and somebody who looks on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.database import Database
@@ -34,6 +36,29 @@ def onlooker(admin_dsn: str) -> Iterator[Onlooker]:
     onlooker = Onlooker(admin_dsn)
     yield onlooker
     onlooker.close()
+
+
+class RowsLocked:
+    """An operator's open transaction that has rows of the ledger locked."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    async def lock(self) -> None:
+        """Lock every tick's row."""
+        await self._connection.execute("SELECT FROM tickd.ticks FOR UPDATE")
+
+    async def let_go(self) -> None:
+        """End the transaction."""
+        await self._connection.rollback()
+
+
+@pytest.fixture
+async def rows_locked(admin_dsn: str) -> AsyncIterator[RowsLocked]:
+    """An operator who may lock rows, and lets go of them at the end."""
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as connection:
+        yield RowsLocked(connection)
+        await connection.rollback()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, LiteralString
 import pytest
 
 from tests.inside import Inside, replica_inside
-from tests.integration.conftest import Places
+from tests.integration.conftest import Places, RowsLocked
 from tests.ledger_rows import FALLIBLE, state_of, ticks
 from tests.lock_sessions import SPACE
 from tests.logbook import Logbook
@@ -18,7 +18,7 @@ from tests.witness import GRAPHS, Witness
 from tickd import claim, runner
 from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
-from tickd.lock import closing, open_session
+from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.supervision import order_of
 from tickd.tick import Tick, instant_text, run_id
@@ -27,6 +27,7 @@ from tickd.tick import Tick, instant_text, run_id
 pytestmark = pytest.mark.migrated
 
 GRAPH = "letters"
+SECOND = timedelta(seconds=1)
 Start = Callable[..., AbstractAsyncContextManager[Inside]]
 
 # Ends the session that writes a row of the ledger, at the moment when it gives a failed tick back, or when it claims one.
@@ -50,8 +51,10 @@ def letters(*, keys: Mapping[str, Any] | None = None, **given: Any) -> dict[str,
 def start(places: Places, log: Log, witness: Witness) -> Start:  # noqa: ARG001  # the graphs bear witness
     """Put a replica together: `start(graphs)`, with a name if it is not a."""
 
-    def start(graphs: dict[str, Any], name: str = "a", **kept: Any) -> AbstractAsyncContextManager[Inside]:
-        return replica_inside(places(name), graphs, log, **kept)
+    def start(
+        graphs: dict[str, Any], name: str = "a", *, place: LockPlace | None = None, **kept: Any
+    ) -> AbstractAsyncContextManager[Inside]:
+        return replica_inside(place or places(name), graphs, log, **kept)
 
     return start
 
@@ -397,6 +400,38 @@ async def test_a_session_that_ends_while_its_tick_is_given_back_leaves_one_line_
     ]
     (row,) = ticks(witness)
     assert (row.outcome, row.attempt, row.failures) == ("ran", 2, 1)
+
+
+async def test_a_tick_is_given_back_when_its_row_is_free(
+    start: Start,
+    places: Places,
+    book: Logbook,
+    witness: Witness,
+    onlooker: Onlooker,
+    rows_locked: RowsLocked,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its hold is not lost for that, and its pause before the next attempt is not either."""
+    put_back = claim.put_back
+    lock = [rows_locked.lock]
+
+    async def meet_a_lock(*arguments: Any, **options: Any) -> bool:
+        while lock:
+            await lock.pop()()
+        return await put_back(*arguments, **options)
+
+    monkeypatch.setattr(claim, "put_back", meet_a_lock)
+    keys = {"retries": {"attempts": 1}, "hold": "shared"}
+    place = places("a", answer_timeout=SECOND)
+    async with start(letters(keys=keys, fail="a", fails=1), place=place) as replica:
+        running = asyncio.create_task(replica.backlog.run_tick(replica.tick(GRAPH)))
+        await onlooker.until(lambda: onlooker.locked_rows_looked_at() or running.done())
+        await rows_locked.let_go()
+        await running
+
+    assert told(book, "cause") == [("started", None), ("retrying", None)]
+    (row,) = ticks(witness)
+    assert (row.outcome, row.failures, row.lease_until) == (None, 1, None)
 
 
 async def test_a_tick_that_could_not_be_claimed_waits(

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from tests.cluster import free_port
 from tests.database import PASSWORD, Database
-from tests.integration.conftest import Places
+from tests.integration.conftest import Places, RowsLocked
 from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
@@ -382,6 +382,65 @@ async def test_a_session_that_dies_before_the_end_is_recorded_is_a_lost_hold(
     assert line.get("error") == ("supplier feed down" if node is fail else None)
     assert (line["cause"], bool(line["lock_error"])) == ("session_ended", True)
     assert onlooker.rows(ROWS)[0][2] == "lock_lost"
+
+
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
+async def test_an_end_waits_under_its_hold_for_a_row_that_somebody_has_locked(
+    play: Play,
+    places: Places,
+    book: Logbook,
+    onlooker: Onlooker,
+    gate: Gate,
+    rows_locked: RowsLocked,
+    hold: str,
+):
+    """The run came to its end, and nobody else had the lock: to call that a lost hold sends an operator after a fault that is not there."""
+    place = places("a", answer_timeout=SECOND)
+    replica = await play(graph_of(one=gate.sync_node), place=place, keys={"hold": hold})
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+    await rows_locked.lock()
+    gate.open.set()
+    await onlooker.until(lambda: onlooker.locked_rows_looked_at() or running.done())
+    assert running.done() or onlooker.locks()
+    await rows_locked.let_go()
+    await running
+
+    assert only(book.terminal())["event"] == "tick.ran"
+    assert onlooker.rows(ROWS)[0][2] == "ran"
+    assert onlooker.locks() == []
+
+
+@pytest.mark.parametrize("ends_by", ["limit", "stop"])
+async def test_an_end_does_not_wait_for_its_row_for_ever_and_tells_why(
+    play: Play,
+    places: Places,
+    book: Logbook,
+    onlooker: Onlooker,
+    gate: Gate,
+    rows_locked: RowsLocked,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_by: str,
+):
+    """The graph's next ticks, and a replica that is to stop, wait behind it; and the session was there all the time."""
+    if ends_by == "limit":
+        monkeypatch.setattr("tickd.supervision.ROW_PATIENCE", SECOND)
+    place = places("a", answer_timeout=SECOND)
+    replica = await play(graph_of(one=gate.sync_node), place=place, keys={"hold": "shared"})
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+    await rows_locked.lock()
+    gate.open.set()
+    await onlooker.until(lambda: onlooker.locked_rows_looked_at() or running.done())
+    if ends_by == "stop":
+        replica.stop.request()
+    await running
+
+    line = only(book.terminal())
+    assert (line["event"], line["cause"]) == ("tick.lock_lost", "row_locked")
+    assert "lock timeout" in line["lock_error"]
+    assert book.find("database.unreachable") == []
+    assert onlooker.locks() == []
 
 
 async def test_a_lock_that_was_not_held_any_more_is_told(

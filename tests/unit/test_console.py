@@ -220,6 +220,14 @@ def test_a_duration_has_the_unit_of_its_size(milliseconds, words):
     assert span(milliseconds) == words
 
 
+def test_a_row_that_stays_locked_is_not_told_as_a_stopped_run():
+    """The run came to its end; only its row is missing."""
+    line = {**TICK, "event": "tick.lock_lost", "cause": "row_locked", "duration_ms": 40}
+
+    words = "its end after 40 ms could not be recorded: another session keeps its row locked"
+    assert render(line).plain.endswith(words)
+
+
 def test_a_tick_that_passed_while_no_replica_was_up_says_so():
     """Lateness is one thing; that everything was down is another, and needs another remedy."""
     line = {**TICK, "event": "tick.missed", "reason": "down", "down_since": "2026-05-04T11:00:00Z"}
