@@ -7,7 +7,9 @@ holder:
 - The holder dies: its lock dies with its session, and the next replica that gets the lock finds the row without an
   outcome and goes on, at its last super-step.
 - The holder stands still, or its host is cut off, and the server does not know: its lease expires, by the database's
-  clock. Then another replica ends the session that has the lock, and takes the row over.
+  clock, and its session says nothing for as long. Then another replica ends the session that has the lock, and takes the
+  row over. A session that speaks is left alone: its holder cannot renew while somebody else has the row locked, nor could
+  anybody take it over; and on a shared session every other hold would be lost with it.
 - The holder is slow, and alive: it renews with the probe of its hold. A renewal that finds another token in the row is a
   lost hold.
 
@@ -194,19 +196,22 @@ SELECT EXISTS (
 """
 # A lease that has run out concerns the hold that made the claim: the graph's newest, for a later one has a newer token,
 # on a session that was open by then, for tokens are of this statement's snapshot and pg_locks is read live.
+# When the session last spoke stays unknown where the server does not track that (`track_activities`): the lease decides there.
 WORK = """
 SELECT t.graph, bool_or(t.ready_at <= clock_timestamp() AND g.paused_at IS NULL AND holder.pid IS NULL),
-       bool_or(t.lease_until < clock_timestamp() AND t.token = g.token AND holder.since <= t.admitted_at)
+       bool_or(t.lease_until < clock_timestamp() AND t.token = g.token AND holder.since <= t.admitted_at
+               AND holder.spoke_at < clock_timestamp() - %(lease)s)
 FROM tickd.ticks AS t
 JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph
 LEFT JOIN (
-    SELECT l.classid::bigint::bit(32)::int AS space, l.objid::bigint::bit(32)::int AS key, l.pid, a.backend_start AS since
+    SELECT l.classid::bigint::bit(32)::int AS space, l.objid::bigint::bit(32)::int AS key, l.pid,
+           a.backend_start AS since, coalesce(a.state_change, a.backend_start) AS spoke_at
     FROM pg_locks AS l
     LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ) AS holder ON holder.space = g.space AND holder.key = g.key
-WHERE t.space = %s AND t.mode = 'claim' AND (t.outcome IS NULL OR t.outcome = 'handed_off')
+WHERE t.space = %(space)s AND t.mode = 'claim' AND (t.outcome IS NULL OR t.outcome = 'handed_off')
 GROUP BY t.graph
 """
 END_HOLDER = """
@@ -216,6 +221,7 @@ JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.classid = %(classid)s::bigint::oid AND l.objid = %(objid)s::bigint::oid
+  AND coalesce(a.state_change, a.backend_start) < clock_timestamp() - %(lease)s
   AND EXISTS (
     SELECT FROM tickd.ticks AS t
     JOIN tickd.graphs AS g ON g.space = t.space AND g.graph = t.graph AND g.token = t.token
@@ -278,7 +284,7 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A graph with open ticks: whether one could be claimed now, and whether its holder has let a lease run out."""
+    """A graph with open ticks: whether one could be claimed now, and whether its holder has let a lease run out in silence."""
 
     graph: str
     ready: bool
@@ -370,17 +376,18 @@ async def has_ready(connection: AsyncConnection[Any], space: int, graph: str) ->
     return bool(row and row[0])
 
 
-async def work(connection: AsyncConnection[Any], space: int) -> list[Work]:
-    """Return every graph that has open ticks."""
-    cursor = await connection.execute(WORK, [space])
+async def work(connection: AsyncConnection[Any], space: int, lease: timedelta) -> list[Work]:
+    """Return every graph that has open ticks; a holder has expired when its session was silent for the lease as well."""
+    cursor = await connection.execute(WORK, {"space": space, "lease": lease})
     return [Work(graph, bool(ready), bool(expired)) for graph, ready, expired in await cursor.fetchall()]
 
 
-async def end_holder(connection: AsyncConnection[Any], space: int, graph: str) -> bool:
-    """End the session that has the graph's lock while its lease has run out; True if there was one."""
+async def end_holder(connection: AsyncConnection[Any], space: int, graph: str, lease: timedelta) -> bool:
+    """End the session that has the graph's lock, while its lease has run out and it says nothing; True if there was one."""
     parameters = {
         "space": space,
         "graph": graph,
+        "lease": lease,
         "classid": space & 0xFFFFFFFF,
         "objid": lock_key(graph) & 0xFFFFFFFF,
     }

@@ -183,9 +183,10 @@ class Upkeep:
             for gone in await ledger.abandon(connection, self._place.space):
                 self._log_abandoned(gone)
             waiting = await ledger.waiting(connection, self._place.space)
-            work = await claim.work(connection, self._place.space)
+            lease = self._place.windows.lease
+            work = await claim.work(connection, self._place.space, lease)
             for one in work:
-                if one.expired and await claim.end_holder(connection, self._place.space, one.graph):
+                if one.expired and await claim.end_holder(connection, self._place.space, one.graph, lease):
                     self._log.warning("claim.expired", graph=one.graph)
         for tick in waiting:
             self._take_over(tick)

@@ -320,7 +320,7 @@ async def test_nothing_of_a_paused_graph_is_claimed(open_as: Open, look: Onlooke
 
     assert await claim.claim(a, graph="restock", lease=LEASE) == (None, None)
     assert not await claim.has_ready(look, SPACE, "restock")
-    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
+    assert await claim.work(look, SPACE, NO_LEASE) == [Work("restock", ready=False, expired=False)]
     await look.execute("UPDATE tickd.graphs SET paused_at = NULL")
     assert (await claimed(a)).tick == tick(0)
 
@@ -572,15 +572,15 @@ async def test_an_expired_lease_ends_its_holders_session(open_as: Open, look: On
     a, b = await open_as("a"), await open_as("b")
     await enqueue(a, tick())
     await claimed(a, lease=NO_LEASE)
-    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=True)]
+    assert await claim.work(look, SPACE, NO_LEASE) == [Work("restock", ready=False, expired=True)]
 
-    assert await claim.end_holder(look, SPACE, "restock")
+    assert await claim.end_holder(look, SPACE, "restock", NO_LEASE)
 
     with pytest.raises(psycopg.OperationalError):
         await a.fetch("SELECT 1")
     taken_over = await claimed(b)
     assert (taken_over.tick, taken_over.failures) == (tick(), 1)
-    assert not await claim.end_holder(look, SPACE, "restock")
+    assert not await claim.end_holder(look, SPACE, "restock", NO_LEASE)
 
 
 async def test_a_holder_that_renews_is_left_alone(open_as: Open, look: Onlooker):
@@ -590,9 +590,36 @@ async def test_a_holder_that_renews_is_left_alone(open_as: Open, look: Onlooker)
     got = await claimed(a, lease=NO_LEASE)
     await a.ask(*claim.renewal(tick(), got.admission.token, LEASE))
 
-    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
-    assert not await claim.end_holder(look, SPACE, "restock")
+    assert await claim.work(look, SPACE, NO_LEASE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock", NO_LEASE)
     assert await a.fetch("SELECT 1") == (1,)
+
+
+async def test_a_holder_that_cannot_renew_a_locked_row_keeps_its_session_and_all_holds_on_it(
+    dsn: str, admin_dsn: str
+):
+    """An operator's open transaction outlasts the lease: to end the session would cost every run that shares it, for a row that nobody could take."""
+    async with (
+        sessions(dsn, kind="shared") as open_as,
+        await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as look,
+        await psycopg.AsyncConnection.connect(admin_dsn) as operator,
+    ):
+        shared, other = await open_as("a"), await open_as("b")
+        await enqueue(shared, tick(), tick(0, "pack_audit"))
+        got = await claimed(shared, lease=NO_LEASE)
+        await claimed(shared, "pack_audit")
+        await operator.execute("SELECT FROM tickd.ticks FOR UPDATE")
+        assert await shared.ask(*claim.renewal(tick(), got.admission.token, LEASE)) is not None
+
+        assert [one for one in await claim.work(look, SPACE, LEASE) if one.expired] == []
+        assert not await claim.end_holder(look, SPACE, "restock", LEASE)
+        assert await value(look, HELD) == 2
+        assert (await claim.claim(other, graph="restock", lease=LEASE))[0] is False
+
+        await operator.rollback()
+        await shared.ask(*claim.renewal(tick(), got.admission.token, LEASE))
+        await finish(shared, got)
+        assert await rows(look, "outcome") == [(None,), ("ran",)]
 
 
 async def test_an_expired_lease_does_not_end_a_hold_of_another_tick(open_as: Open, look: Onlooker):
@@ -604,8 +631,8 @@ async def test_an_expired_lease_does_not_end_a_hold_of_another_tick(open_as: Ope
     held, _ = await admissions.hold_and_admit(b, tick(9), thread_id="t", run_id=run_id(tick(9)))
     assert held
 
-    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
-    assert not await claim.end_holder(look, SPACE, "restock")
+    assert await claim.work(look, SPACE, NO_LEASE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock", NO_LEASE)
     assert await b.fetch("SELECT 1") == (1,)
 
 
@@ -618,8 +645,8 @@ async def test_an_expired_lease_does_not_end_a_session_that_came_later(open_as: 
     b = await open_as("b")
     await b.fetch(TRY_LOCK, (SPACE, lock_key("restock")))
 
-    assert await claim.work(look, SPACE) == [Work("restock", ready=False, expired=False)]
-    assert not await claim.end_holder(look, SPACE, "restock")
+    assert await claim.work(look, SPACE, NO_LEASE) == [Work("restock", ready=False, expired=False)]
+    assert not await claim.end_holder(look, SPACE, "restock", NO_LEASE)
 
 
 # Looking
@@ -640,7 +667,7 @@ async def test_work_says_of_each_graph_what_a_sweep_needs(open_as: Open, look: O
     await claimed(c, "left", lease=NO_LEASE)
     await lose(c, look)
 
-    found = {one.graph: (one.ready, one.expired) for one in await claim.work(look, SPACE)}
+    found = {one.graph: (one.ready, one.expired) for one in await claim.work(look, SPACE, NO_LEASE)}
 
     assert found == {
         "ready": (True, False),
@@ -671,8 +698,8 @@ async def test_a_look_finds_open_ticks_by_their_index(open_as: Open, look: Onloo
     await look.execute("ANALYZE tickd.ticks")
 
     graph = {"space": SPACE, "graph": "restock", "key": 1, "replica": "a", "lease": LEASE}
-    for statement, parameters in ((claim.HAS_READY, graph), (claim.WORK, (SPACE,)), (claim.CLAIM, graph)):
-        cursor = await look.execute(f"EXPLAIN {statement}", parameters)
+    for statement in (claim.HAS_READY, claim.WORK, claim.CLAIM):
+        cursor = await look.execute(f"EXPLAIN {statement}", graph)
         plan = "\n".join(line for (line,) in await cursor.fetchall())
         assert "Index Scan using ticks_" in plan
         assert "Seq Scan on ticks" not in plan
