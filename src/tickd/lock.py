@@ -14,7 +14,8 @@ What can go wrong, and what happens:
 - A statement is stuck on such a link: cancelling it would make psycopg open another connection to the dead host first.
   `_within` shuts the socket down instead, which ends the statement at once.
 - The unlock finds a dead session: that is a fact about the hold (`unlocked` is None) and never hides the run's own end.
-- A role's `idle_session_timeout` or `statement_timeout` would end the session in mid-run: switched off for the session.
+- A role's `idle_session_timeout` or `statement_timeout` would end the session in mid-run: switched off for the session
+  (`tickd.session_settings`).
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from typing import Any, Generic, LiteralString, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
+from tickd import session_settings
 from tickd.batch import Question
 from tickd.dsn import Dsn
 from tickd.errors import DatabaseUnusable
@@ -365,7 +367,13 @@ async def open_session(place: LockPlace, *, row_wait: timedelta | None = None) -
     statement has for its answer.
     """
     row_wait = place.answer_timeout * 0.9 if row_wait is None else row_wait
-    parameters = {**await place.dsn.connection_parameters(), **_session_parameters(place, row_wait)}
+    parameters = session_settings.connection_arguments(
+        await place.dsn.connection_parameters(),
+        application=APPLICATION + place.replica,
+        connect_timeout=place.connect_timeout,
+        windows=place.windows,
+        row_wait=row_wait,
+    )
     try:
         async with asyncio.timeout(place.connect_timeout.total_seconds()):
             connection = await AsyncConnection.connect(**parameters, autocommit=True)
@@ -374,50 +382,6 @@ async def open_session(place: LockPlace, *, row_wait: timedelta | None = None) -
             f"no connection to {place.dsn.describe()} within {place.connect_timeout.total_seconds():g} s"
         ) from None
     return LockSession(connection, place)
-
-
-def _session_parameters(place: LockPlace, row_wait: timedelta) -> dict[str, Any]:
-    """Return libpq's parameters that make a connection fit to hold a lock."""
-    windows = place.windows
-    settings = {
-        # A role's defaults would end or stop the session in the middle of a run.
-        "idle_session_timeout": 0,
-        "idle_in_transaction_session_timeout": 0,
-        "statement_timeout": 0,
-        # A try-lock never waits, but an admission may, for a row. A backend that still waited when this side has given up
-        # would hold the graph's lock, and admit a tick for nobody when the row is free.
-        "lock_timeout": round(row_wait.total_seconds() * 1000),
-        # ON CONFLICT has to see rows committed after the statement began; stricter levels raise instead.
-        "default_transaction_isolation": r"read\ committed",
-        # Every statement here finds single rows by an index. Of a table without statistics Postgres thinks that it is tiny,
-        # and would scan all of it for each tick, with a plan that it keeps.
-        "enable_seqscan": "off",
-        "enable_hashjoin": "off",
-        "enable_mergejoin": "off",
-        # Where there is no other way than one of these it has a price beyond everything, and Postgres would take a second
-        # to compile the statement.
-        "jit": "off",
-        # The server's side: without these, a vanished host's lock stays for about two hours.
-        "tcp_keepalives_idle": round(windows.server_idle.total_seconds()),
-        "tcp_keepalives_interval": round(windows.server_interval.total_seconds()),
-        "tcp_keepalives_count": windows.server_count,
-        "tcp_user_timeout": round(windows.server.total_seconds() * 1000),
-    }
-    given = place.dsn.parameters.get("options", "")
-    return {
-        "application_name": APPLICATION + place.replica,
-        "connect_timeout": max(2, round(place.connect_timeout.total_seconds())),
-        # A lock on a hot standby excludes nobody.
-        "target_session_attrs": "read-write",
-        "keepalives": 1,
-        "keepalives_idle": max(1, round(windows.probe_interval.total_seconds())),
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": round(windows.client.total_seconds() * 1000),
-        "options": " ".join(
-            filter(None, [given, *(f"-c {name}={value}" for name, value in settings.items())])
-        ),
-    }
 
 
 @asynccontextmanager
