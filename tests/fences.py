@@ -12,9 +12,10 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row, tuple_row
 from psycopg_pool import AsyncConnectionPool
 
-from tickd.fence import Ask, FencedSaver
+from tickd.fence import FencedSaver
 from tickd.guard import install_guard
 from tickd.migrations import migrate
+from tickd.stale_writers import Ask
 from tickd.stop import Stop
 
 

@@ -17,19 +17,16 @@ asks whether it is held.
 """
 
 import uuid
-from collections.abc import Coroutine, MutableMapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, LiteralString, NamedTuple, Self
-from weakref import WeakKeyDictionary
 
 import psycopg
 
 from tickd.batch import Question
-from tickd.fence import PATIENCE, StaleWriters
-from tickd.lock import LockPlace, LockSession, closing, open_session
+from tickd.lock import LockSession
 from tickd.tick import Outcome, SkipReason, Tick, lock_key
 
 
@@ -188,9 +185,6 @@ ORDER BY token DESC
 LIMIT 1
 """
 
-# Those in the way of each session's admissions: all that wait on a shared one share the connection over which they are ended.
-_stale_writers: MutableMapping[LockSession, StaleWriters] = WeakKeyDictionary()
-
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -329,17 +323,7 @@ async def hold_and_resume(
 
 async def admit(session: LockSession, admission: Coroutine[Any, Any, Any]) -> Any:
     """Await a statement that moves a thread to this session's hold, and end stale writers that keep it waiting."""
-    if session not in _stale_writers:
-        _stale_writers[session] = StaleWriters(
-            session.connection.info.backend_pid, partial(_ask_beside, session.place)
-        )
-    return await _stale_writers[session].past(admission)
-
-
-async def _ask_beside(place: LockPlace, statement: LiteralString, values: Sequence[Any]) -> None:
-    """Ask over a fresh connection, which a server that is slow does not keep for longer than a moment."""
-    async with closing(await open_session(replace(place, answer_timeout=PATIENCE))) as other:
-        await other.fetch(statement, values)
+    return await session.stale_writers.past(admission)
 
 
 def _tick_values(tick: Tick) -> dict[str, Any]:

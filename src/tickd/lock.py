@@ -23,10 +23,11 @@ import os
 import select
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
 from typing import Any, Generic, LiteralString, TypeVar
 
 import psycopg
@@ -37,6 +38,7 @@ from tickd.batch import Question
 from tickd.dsn import Dsn
 from tickd.errors import DatabaseUnusable
 from tickd.policy import TrustWindows
+from tickd.stale_writers import PATIENCE, StaleWriters
 from tickd.tick import lock_key
 
 
@@ -155,6 +157,11 @@ class LockSession:
         connection.add_notice_handler(self._heed)
         # A descriptor of our own, because libpq closes its one when it finds the session ended.
         self._link = socket.socket(fileno=os.dup(connection.fileno()))
+
+    @cached_property
+    def stale_writers(self) -> StaleWriters:
+        """Those in the way of this session's admissions: all that wait on it share the connection over which they are ended."""
+        return StaleWriters(self.connection.info.backend_pid, partial(_ask_beside, self.place))
 
     async def fetch(self, query: Any, parameters: Any = ()) -> Any:
         """Run one statement and return its first row; no answer within the time-out raises OperationalError."""
@@ -434,6 +441,12 @@ async def closing(session: LockSession) -> AsyncIterator[LockSession]:
         yield session
     finally:
         await session.close()
+
+
+async def _ask_beside(place: LockPlace, statement: LiteralString, values: Sequence[Any]) -> None:
+    """Ask over a fresh connection, which a server that is slow does not keep for longer than a moment."""
+    async with closing(await open_session(replace(place, answer_timeout=PATIENCE))) as other:
+        await other.fetch(statement, values)
 
 
 async def probe(place: LockPlace) -> Identity:

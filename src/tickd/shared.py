@@ -35,7 +35,7 @@ T = TypeVar("T")
 # process have stood still for longer.
 JUST_ASKED = 0.02
 # How long a statement waits for a row that another session has locked: time enough to end a stale writer
-# (`tickd.fence.PATIENCE`, and a connection to do it over).
+# (`tickd.stale_writers.PATIENCE`, and a connection to do it over).
 ROW_WAIT = timedelta(seconds=2)
 # What ends a statement and not the session, and is mostly the matter of one of those who ask in it.
 FAILS_FOR_ONE = (

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from tests.fences import THREAD, admit, asking, connect, open_pool, prepare, rows, run, saver
 from tests.replicas import ROOT, replica_environment
-from tickd.fence import StaleWriters
+from tickd.stale_writers import StaleWriters
 
 
 pytestmark = pytest.mark.chaos

@@ -29,9 +29,10 @@ from tests.onlooker import Onlooker
 from tests.turns import turn
 from tests.young_ledger import FEW, ROUNDS, grow
 from tickd import group_commit
-from tickd.fence import StaleWriters, is_refused
+from tickd.fence import is_refused
 from tickd.group_commit import LARGE, MOST_SAVES, TOGETHER, GroupCommit, Save
 from tickd.saves import GroupedSaver
+from tickd.stale_writers import StaleWriters
 
 
 # All that one transaction has written has its number.

@@ -32,11 +32,12 @@ from tests.fences import (
     saver,
 )
 from tests.lock_sessions import sessions
-from tickd import admissions
+from tickd import admissions, lock
 from tickd.admissions import Admission, hold_and_admit
 from tickd.dsn import parse_dsn
-from tickd.fence import PATIENCE, FencedSaver, StaleWriters, is_refused
+from tickd.fence import FencedSaver, is_refused
 from tickd.lock import LockPlace, closing, open_session
+from tickd.stale_writers import PATIENCE, StaleWriters
 from tickd.tick import Tick, run_id
 
 
@@ -338,7 +339,7 @@ async def admissions_that_end_while_a_connection_is_opened(
 
     async with sessions(dsn, kind="shared") as open_as, asyncio.timeout(20):
         session_of = {replica: await open_as(replica) for replica in replicas}
-        monkeypatch.setattr(admissions, "open_session", never_open)
+        monkeypatch.setattr(lock, "open_session", never_open)
         waiting = [
             asyncio.create_task(admissions.admit(session_of[replica], over.wait())) for replica in replicas
         ]
