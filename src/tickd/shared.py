@@ -88,10 +88,22 @@ class SharedSession(LockSession):
 
     async def leave(self, graph: str, *, doubtful: bool) -> None:
         """Note that the graph's hold is over; what has an unknown end is undone by an unlock."""
+        if not doubtful:
+            self._graphs.discard(graph)
+            return
+        # However often its tick is cancelled: no end of the session follows that would free the key.
+        undoing = asyncio.ensure_future(self._undo(graph))
+        self._sending.add(undoing)
+        undoing.add_done_callback(self._sending.discard)
+        await asyncio.shield(undoing)
+
+    async def _undo(self, graph: str) -> None:
+        undone = False
         try:
-            if doubtful and await self.unlock(graph) is None:
-                self._lose(Loss("session_ended", "nobody knows what the session holds, so it was ended"))
+            undone = await self.unlock(graph) is not None
         finally:
+            if not undone:
+                self._lose(Loss("session_ended", "nobody knows what the session holds, so it was ended"))
             self._graphs.discard(graph)
 
     async def watch(self, newest_timeline: Callable[[], int] = lambda: 0, probe: Probe = (PROBE, ())) -> Loss:

@@ -318,6 +318,38 @@ async def test_a_try_cancelled_in_mid_statement_is_undone_and_costs_the_others_n
         assert not session.lost
 
 
+async def test_a_try_that_is_cancelled_again_while_it_is_undone_leaves_no_key_on_the_session(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """Nobody would unlock it for as long as this replica lives, and no other could ever run the graph."""
+    session = await holds.session()
+
+    async def slow(session: LockSession) -> tuple[bool, None]:
+        parameters = (place.space, lock_key("slow"))
+        await session.fetch("SELECT pg_try_advisory_lock(%s, %s) FROM pg_sleep(0.1)", parameters)
+        await asyncio.Event().wait()
+        return True, None
+
+    async def attempt() -> None:
+        async with sole_writer("slow", place, attempt=slow, session=session):
+            raise AssertionError("it was cancelled before")
+
+    task = asyncio.create_task(attempt())
+    await onlooker.until(onlooker.locks)
+    behind = asyncio.create_task(session.fetch("SELECT pg_sleep(0.5)"))
+    await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if row[2] == "active"])
+    for _ in range(2):
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with suppress(psycopg.OperationalError):
+        await behind
+
+    await onlooker.until(lambda: not onlooker.locks(), seconds=5)
+    assert not session.lost
+
+
 async def test_what_lies_unread_is_no_doubt_where_what_was_asked_a_moment_ago_is_answered(
     holds: SharedHolds, admin_dsn: str, monkeypatch: pytest.MonkeyPatch
 ):
