@@ -137,15 +137,21 @@ WHERE t.space = %s AND t.mode = 'skip' AND t.outcome IS NULL
 """
 # A holder records before it unlocks. So a row that has no outcome in a snapshot taken *after* its lock was seen to be
 # free has lost its holder, and the update makes one replica the one that says so.
-# Its thread goes to no hold at all (no token is 0), unless a write is under way on it, which a sweep does not wait for.
+# Neither a row that somebody has locked nor a write that is under way is waited for: no sweep would get on to what comes
+# after this. The one is closed by a later sweep; the other keeps its thread, which else goes to no hold (no token is 0).
 ABANDON = """
-WITH abandoned AS (
-    UPDATE tickd.ticks AS t
-    SET outcome = 'abandoned', finished_at = clock_timestamp()
+WITH unlocked AS MATERIALIZED (
+    SELECT t.graph, t.fire_time
     FROM unnest(%(graphs)b::text[], %(fire_times)b::timestamptz[], %(tokens)b::bigint[])
       AS suspect (graph, fire_time, token)
-    WHERE t.space = %(space)s AND t.graph = suspect.graph AND t.fire_time = suspect.fire_time
-      AND t.token = suspect.token AND t.outcome IS NULL
+    JOIN tickd.ticks AS t USING (graph, fire_time, token)
+    WHERE t.space = %(space)s AND t.outcome IS NULL
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+), abandoned AS (
+    UPDATE tickd.ticks AS t
+    SET outcome = 'abandoned', finished_at = clock_timestamp()
+    FROM unlocked
+    WHERE t.space = %(space)s AND t.graph = unlocked.graph AND t.fire_time = unlocked.fire_time
     RETURNING t.graph, t.fire_time, t.token, t.attempt, t.replica, t.admitted_at, t.thread_id
 ), free AS MATERIALIZED (
     SELECT thread_id

@@ -546,6 +546,24 @@ async def test_a_holder_is_seen_whatever_the_signs_of_its_lock_are(
         assert await ledger.abandon(pooled, space) == []
 
 
+async def test_a_locked_row_keeps_no_sweep_from_the_others(open_as: Open, onlooker: Onlooker, admin_dsn: str):
+    """Every replica's sweep waited for it, and took over no hand-off and no claim for as long as an operator's transaction was open."""
+    a = await open_as("a")
+    await admit(a, tick(0, "locked"))
+    await admit(a, tick(0, "left"))
+    onlooker.terminate(a.connection.info.backend_pid)
+    await onlooker.until(lambda: not onlooker.locks())
+    async with (
+        await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled,
+        await psycopg.AsyncConnection.connect(admin_dsn) as operator,
+    ):
+        await operator.execute("SELECT FROM tickd.ticks WHERE graph = 'locked' FOR UPDATE")
+        async with asyncio.timeout(10):
+            assert [one.tick.graph for one in await ledger.abandon(pooled, 7301)] == ["left"]
+        await operator.rollback()
+        assert [one.tick.graph for one in await ledger.abandon(pooled, 7301)] == ["locked"]
+
+
 async def test_a_tick_that_ends_between_the_look_and_the_verdict_is_not_abandoned(
     open_as: Open, onlooker: Onlooker, admin_dsn: str
 ):
