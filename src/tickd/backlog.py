@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
 
-from tickd import announcement, claim
+from tickd import announcement, claim, ledger
 from tickd.claim import Claimed, Due, Enqueued, Row
 from tickd.clock import DatabaseClock
 from tickd.ends import End, Ran, error_end, lost, milliseconds, skipped
@@ -73,12 +73,16 @@ class Backlog:
             await self.work_off(tick.graph)
 
     async def take_over(self, tick: Tick) -> None:
-        """Go on with a tick that another replica handed off: claimed once more, or resumed where it was not claimed."""
+        """Go on with a tick that another replica handed off: resumed where it was admitted, claimed where it was enqueued.
+
+        Its row says which it was: the entry may be of another mode by now.
+        """
         entry = self._entries.get(tick.graph)
-        if entry is not None and entry.mode == "claim":
-            await self.work_off(tick.graph)
-        else:
+        if entry is None:
+            return
+        if entry.mode != "claim" or await self._waits_admitted(tick):
             await self._runner.take_over(tick)
+        await self.work_off(tick.graph)
 
     async def work_off(self, graph: str) -> None:
         """Claim and run the graph's ready ticks, one after the other, until none is left or another replica is at it."""
@@ -225,6 +229,15 @@ class Backlog:
     async def _has_ready(self, graph: str) -> bool:
         async with self._pool.connection() as connection:
             return await claim.has_ready(connection, self._place.space, graph)
+
+    async def _waits_admitted(self, tick: Tick) -> bool:
+        """Say whether the tick was handed off in skip mode; where that cannot be learnt, a sweep comes back to it."""
+        try:
+            async with self._pool.connection() as connection:
+                return tick in await ledger.waiting(connection, self._place.space)
+        except Unreachable as error:
+            self._runner.note_unreachable(error)
+            return False
 
     async def _look_up(self, tick: Tick) -> Row | None:
         async with self._pool.connection() as connection:

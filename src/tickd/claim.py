@@ -80,7 +80,7 @@ WITH due AS MATERIALIZED (
 )
 SELECT due.graph, due.fire_time, new.graph IS NOT NULL, holder.name,
        coalesce(new.outcome, old.outcome), coalesce(new.error_type, old.error_type),
-       old.replica, old.admitted_at, old.lease_until IS NOT NULL
+       old.replica, old.admitted_at, (old.lease_until IS NOT NULL OR old.mode = 'skip') IS TRUE
 FROM due
 LEFT JOIN enqueued AS new ON new.graph = due.graph AND new.fire_time = due.fire_time
 LEFT JOIN LATERAL (
@@ -180,7 +180,7 @@ SET lease_until = NULL, failures = failures + 1, ready_at = clock_timestamp() + 
 WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND token = %(token)s AND outcome IS NULL
 """
 LOOK_UP = """
-SELECT outcome, error_type, replica, admitted_at, lease_until IS NOT NULL
+SELECT outcome, error_type, replica, admitted_at, lease_until IS NOT NULL OR mode = 'skip'
 FROM tickd.ticks
 WHERE space = %s AND graph = %s AND fire_time = %s
 """
@@ -258,7 +258,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the ledger says of one tick: its outcome, why it was skipped, who has or had it last, since when."""
+    """What the ledger says of one tick: its outcome, why it was skipped, who has or had it last, since when.
+
+    `claimed`: somebody has taken it; so has whoever admitted a tick in skip mode, before its graph's mode was edited.
+    """
 
     outcome: str | None
     reason: str | None

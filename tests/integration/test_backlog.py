@@ -529,6 +529,54 @@ async def test_what_was_handed_off_is_claimed_under_a_lease(
     assert [row.outcome for row in ticks(witness)] == ["ran"]
 
 
+@pytest.mark.parametrize(("before", "after"), [("skip", "claim"), ("claim", "skip")])
+async def test_a_tick_goes_on_where_the_mode_of_its_graph_was_edited(
+    start: Start, book: Logbook, witness: Witness, before: str, after: str
+):
+    """In a rolling deployment those that know the old mode hand off to those that do not; the tick would bar its graph."""
+    async with start(letters(keys={"mode": before}, seconds=0.3)) as old:
+        tick = old.tick(GRAPH)
+        firing = old.backlog if before == "claim" else old.runner
+        running = asyncio.create_task(firing.run_tick(tick))
+        await asyncio.to_thread(witness.wait_for_node, "a")
+        old.stop.request()
+        await running
+    assert told(book) == [("started",), ("handed_off",)]
+
+    async with start(letters(keys={"mode": after}), "b") as new:
+        await new.backlog.take_over(tick)
+
+    assert told(book, "attempt")[2:] == [("started", 2), ("ran", 2)]
+    assert nodes(witness) == [("a", 1), ("b", 2)]
+    assert [(row.mode, row.outcome, row.replica) for row in ticks(witness)] == [(before, "ran", "b")]
+
+
+async def test_a_tick_that_was_enqueued_runs_where_its_graph_is_in_skip_mode_now(
+    start: Start, book: Logbook, enqueue: Callable[[Tick], Any]
+):
+    """It must not be lost, whoever sees it; what is made up for in skip mode waits in the same way."""
+    async with start(letters(keys={"mode": "skip"})) as replica:
+        await enqueue(replica.tick(GRAPH))
+        await replica.backlog.work_off(GRAPH)
+
+    assert told(book) == [("started",), ("ran",)]
+
+
+async def test_a_tick_that_runs_in_skip_mode_does_not_wait_for_its_turn(
+    start: Start, book: Logbook, witness: Witness
+):
+    """Told as queued by those that know the graph's new mode, it would be waited for in vain."""
+    graphs = letters(keys={"mode": "skip"}, seconds=0.5)
+    async with start(graphs) as old, start(letters(), "b") as new:
+        tick = old.tick(GRAPH)
+        running = asyncio.create_task(old.runner.run_tick(tick))
+        await asyncio.to_thread(witness.wait_for_node, "a")
+        await new.backlog.run_tick(tick)
+        await running
+
+    assert told(book, "reason", "holder")[1] == ("skipped", "lock_held", "a")
+
+
 async def test_a_run_that_does_not_stop_in_time_is_handed_off_and_not_failed(
     start: Start, book: Logbook, witness: Witness
 ):
