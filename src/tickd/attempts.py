@@ -5,6 +5,9 @@ Losing is a value: whatever comes of an attempt, it is returned.
 
 import asyncio
 from datetime import datetime, timedelta
+from typing import Any
+
+from psycopg_pool import AsyncConnectionPool
 
 from tickd import admissions, announcement
 from tickd.admissions import Admission, Refusal, Unfinished
@@ -13,7 +16,7 @@ from tickd.entry import Entry
 from tickd.lock import LockSession
 from tickd.occupancy import Occupancy
 from tickd.stop import Stop
-from tickd.tick import Tick, run_id
+from tickd.tick import SkipReason, Tick, run_id
 
 
 LAST_MOMENT = timedelta(milliseconds=1.5)
@@ -25,23 +28,72 @@ PASSING_HOLD_PAUSE = timedelta(milliseconds=15)
 DISPLACED_POLL = timedelta(milliseconds=50)
 # Every so many polls the holder is asked again: its ear may have been off the first time.
 DISPLACE_AGAIN = 20
+# Why the admission would refuse a tick, though the lock were free.
+REFUSAL = """
+SELECT CASE
+    WHEN EXISTS (
+        SELECT FROM tickd.ticks WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s
+    ) THEN 'already_ran'
+    WHEN EXISTS (
+        SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+    ) THEN 'paused'
+    WHEN %(heed_interrupt)s AND EXISTS (
+        SELECT FROM tickd.ticks
+        WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'interrupted' AND thread_id = %(thread_id)s
+    ) THEN 'interrupted'
+    WHEN EXISTS (
+        SELECT FROM tickd.ticks WHERE space = %(space)s AND graph = %(graph)s AND outcome = 'handed_off'
+    ) THEN 'lock_held'
+END
+"""
 
 
 class Attempts:
     """The attempts of one replica."""
 
-    def __init__(self, occupancy: Occupancy, clock: DatabaseClock, stop: Stop) -> None:
+    def __init__(
+        self,
+        pool: AsyncConnectionPool[Any],
+        space: int,
+        *,
+        occupancy: Occupancy,
+        clock: DatabaseClock,
+        stop: Stop,
+    ) -> None:
+        self._pool = pool
+        self._space = space
         self._occupancy = occupancy
         self._clock = clock
         self._stop = stop
 
-    async def make_room(self, tick: Tick, until: datetime) -> None:
-        """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace."""
+    async def make_room(self, entry: Entry, tick: Tick, until: datetime) -> SkipReason | None:
+        """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace.
+
+        It is left alone for a tick that would be refused then; returns why.
+        """
         while self._clock.now() < until:
+            running = self._occupancy.of(tick.graph)
+            if running is None:
+                break
+            if not running.displaced.is_set() and (refusal := await self._refusal(entry, tick)) is not None:
+                return refusal
             self._occupancy.displace(tick)
             running = self._occupancy.of(tick.graph)
             if running is None or not running.displaced.is_set() or await self._stop.wait(DISPLACED_POLL):
-                return
+                break
+        return None
+
+    async def _refusal(self, entry: Entry, tick: Tick) -> SkipReason | None:
+        values = {
+            "space": self._space,
+            "graph": tick.graph,
+            "fire_time": tick.fire_time,
+            "thread_id": entry.thread_id(tick),
+            "heed_interrupt": entry.after_interrupt == "skip",
+        }
+        async with self._pool.connection() as connection:
+            row = await (await connection.execute(REFUSAL, values)).fetchone()
+        return SkipReason(row[0]) if row and row[0] else None
 
     async def at_due(
         self, session: LockSession, *, entry: Entry, tick: Tick, due: datetime

@@ -108,7 +108,7 @@ class Backlog:
             return enqueued
         self._unwritten.pop(tick, None)
         row = enqueued.row
-        if row.waits and entry.overlap == "cancel":
+        if row.waits and enqueued.new and entry.overlap == "cancel":
             await self._displace(tick)
         if not row.waits or not enqueued.new or enqueued.holder is not None:
             return _left_alone(row, enqueued.holder)

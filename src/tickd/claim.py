@@ -78,7 +78,7 @@ WITH due AS MATERIALIZED (
       AND l.classid::bigint::bit(32)::int = %(space)s
     GROUP BY l.objid
 )
-SELECT due.graph, due.fire_time, new.graph IS NOT NULL, holder.name,
+SELECT due.graph, due.fire_time, new.graph IS NOT NULL, holder.name, coalesce(new.graph, old.graph) IS NOT NULL,
        coalesce(new.outcome, old.outcome), coalesce(new.error_type, old.error_type),
        old.replica, old.admitted_at, (old.lease_until IS NOT NULL OR old.mode = 'skip') IS TRUE
 FROM due
@@ -312,15 +312,13 @@ async def enqueue(connection: AsyncConnection[Any], space: int, dues: Sequence[D
         "heed_interrupts": [due.heed_interrupt for due in dues],
     }
     cursor = await connection.execute(ENQUEUE, parameters)
-    return [
-        Enqueued(
-            Tick(graph, fire_time.astimezone(UTC)),
-            new,
-            _row(*columns),
-            None if holder is None else holder.removeprefix(APPLICATION),
-        )
-        for graph, fire_time, new, holder, *columns in await cursor.fetchall()
-    ]
+    found = []
+    for graph, fire_time, new, holder, seen, *columns in await cursor.fetchall():
+        tick = Tick(graph, fire_time.astimezone(UTC))
+        # Another replica's row may have been committed after this statement's snapshot, and the next statement sees it.
+        row = (None if seen else await look_up(connection, space, tick)) or _row(*columns)
+        found.append(Enqueued(tick, new, row, None if holder is None else holder.removeprefix(APPLICATION)))
+    return found
 
 
 async def claim(session: LockSession, *, graph: str, lease: timedelta) -> tuple[bool | None, Claimed | None]:

@@ -123,7 +123,7 @@ class Runner:
             graphs, stop, max_running=limits.max_running, lock_attempts=limits.lock_attempts
         )
         self.occupancy = Occupancy(clock)
-        self._attempts = Attempts(self.occupancy, clock, stop)
+        self._attempts = Attempts(pool, place.space, occupancy=self.occupancy, clock=clock, stop=stop)
         self._taking_over: set[Tick] = set()
         self._reachable = True
         self.drain_ran_out = False
@@ -306,7 +306,11 @@ class Runner:
         if late > FRESH and (elsewhere := await self._elsewhere(tick)) is not None:
             return elsewhere
         if entry.overlap == "cancel":
-            await self._attempts.make_room(tick, due + entry.grace)
+            # Where nobody can say whether the tick would be admitted, nothing makes room for it.
+            with suppress(*Unreachable):
+                refusal = await self._attempts.make_room(entry, tick, due + entry.grace)
+                if refusal is not None:
+                    return skipped(refusal)
         return self.skipped_by_itself(tick.graph)
 
     def skipped_by_itself(self, graph: str, reason: SkipReason = SkipReason.LOCK_HELD) -> End | None:

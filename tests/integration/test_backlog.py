@@ -296,6 +296,21 @@ async def test_a_refused_tick_says_why(start: Start, book: Logbook, onlooker: On
     ]
 
 
+async def test_nobody_makes_room_for_a_tick_that_somebody_else_enqueued(
+    start: Start, book: Logbook, witness: Witness, enqueue: Callable[[Tick], Any]
+):
+    """Whoever enqueued it has asked already; and asked for by each replica, a later run would make room as well."""
+    async with start(letters(keys={"overlap": "cancel"}, seconds=0.3)) as replica:
+        running = asyncio.create_task(replica.backlog.run_tick(replica.tick(GRAPH, seconds_ago=5)))
+        await asyncio.to_thread(witness.wait_for_node, "a")
+        newer = replica.tick(GRAPH)
+        await enqueue(newer)
+        await replica.backlog.run_tick(newer)
+        await running
+
+    assert told(book, "reason")[:3] == [("started", None), ("skipped", "queued"), ("ran", None)]
+
+
 async def test_a_graph_that_is_not_in_the_schedule_is_left_alone(
     start: Start, enqueue: Callable[[Tick], Any]
 ):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -183,6 +183,27 @@ async def test_whoever_enqueues_hears_how_the_tick_stands(open_as: Open):
     assert (refused.new, refused.row.outcome, refused.row.reason) == (True, "skipped", "backlog_full")
     (again,) = await enqueue(a, tick(2), most=1)
     assert (again.new, again.row) == (False, refused.row)
+
+
+REFUSE: LiteralString = """
+INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome, error_type)
+VALUES (%s, %s, %s, 'claim', 0, '', gen_random_uuid(), 'skipped', 'paused')
+"""
+
+
+async def test_a_row_that_came_after_the_statement_began_is_told_as_it_is(open_as: Open, look: Onlooker):
+    """Of two replicas that fire together one sees neither its own row nor the other's; it took that for one that waits."""
+    session = await open_as("a")
+    async with look.transaction():
+        await look.execute(REFUSE, (SPACE, tick().graph, tick().fire_time))
+        enqueuing = asyncio.create_task(enqueue(session, tick()))
+        async with asyncio.timeout(SECONDS):
+            while not await value(look, "SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                pass
+
+    (found,) = await enqueuing
+    assert not found.new
+    assert (found.row.outcome, found.row.reason, found.row.waits) == ("skipped", "paused", False)
 
 
 async def test_a_finished_tick_is_not_enqueued_again(open_as: Open, look: Onlooker):

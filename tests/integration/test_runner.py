@@ -939,6 +939,40 @@ async def test_a_tick_that_is_cancelled_takes_its_run_along(play: Play, onlooker
     assert onlooker.locks() == []
 
 
+REFUSALS = {
+    "paused": "UPDATE tickd.graphs SET paused_at = now()",
+    "interrupted": """
+INSERT INTO tickd.ticks (space, graph, fire_time, attempt, thread_id, run_id, outcome)
+SELECT space, graph, '2026-05-04', 1, thread_id, run_id, 'interrupted' FROM tickd.ticks
+""",
+    "already_ran": """
+INSERT INTO tickd.ticks (space, graph, fire_time, attempt, thread_id, run_id, outcome)
+SELECT space, graph, %s, 1, thread_id, run_id, 'ran' FROM tickd.ticks
+""",
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+async def test_no_run_makes_room_for_a_tick_that_is_refused(
+    play: Play, book: Logbook, onlooker: Onlooker, gate: Gate, reason: str
+):
+    """`overlap: cancel` would leave the graph with neither of the two."""
+    keys = {"overlap": "cancel", "thread": "per_graph", "grace": "2s"}
+    replica = await play(graph_of(one=gate.sync_node, two=step("two")), keys=keys)
+    running = asyncio.create_task(run(replica))
+    await gate.arrive()
+    newer = replica.due(GRAPH)
+    refusal = REFUSALS[reason]
+    onlooker.connection.execute(refusal.encode(), [newer.fire_time] if "%s" in refusal else [])
+
+    await run(replica, newer)
+
+    assert only(book.terminal())["reason"] == reason
+    gate.open.set()
+    await running
+    assert book.terminal()[-1]["event"] == "tick.ran"
+
+
 async def test_a_paused_graph_is_skipped(play: Play, book: Logbook, onlooker: Onlooker):
     """`tickd pause` reaches every replica through the ledger."""
     replica = await play(graph_of(one=step("one")))
