@@ -69,12 +69,15 @@ class Database:
         """The conninfo as superuser, to look on from outside."""
         return self.server.admin_dsn(self.name)
 
-    def create(self, template: str = "template0") -> None:
-        """Create the database: empty, or as a copy of another."""
+    def create(self, template: str = "template0", *, encoding: str | None = None) -> None:
+        """Create the database: empty, or as a copy of another; an empty one may have an encoding of its own."""
         # Ten times as fast as the default strategy, which writes every page to the log, where nothing is synced to disk.
         statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} STRATEGY file_copy")
         names = map(sql.Identifier, (self.name, self.server.owner, template))
-        self.connection.execute(statement.format(*names))
+        of_its_own = (
+            sql.SQL(" ENCODING {} LOCALE 'C'").format(sql.Literal(encoding)) if encoding else sql.SQL("")
+        )
+        self.connection.execute(statement.format(*names) + of_its_own)
 
     def drop(self) -> None:
         """Drop the database, whoever is still connected to it."""

@@ -354,8 +354,8 @@ async def put_back(
         "fire_time": tick.fire_time,
         "token": token,
         "pause": pause,
-        "error_type": error_type,
-        "error": error and storable(error),
+        "error_type": error_type and storable(error_type, session.connection),
+        "error": error and storable(error, session.connection),
     }
     return await session.change(PUT_BACK, parameters) == 1
 

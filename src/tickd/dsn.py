@@ -59,9 +59,13 @@ class Dsn:
         return not self.parameters.get("hostaddr") and (not host or host.startswith(("/", "@")))
 
     async def connection_parameters(self) -> dict[str, Any]:
-        """Return libpq's parameters for one connection, the password as it is now."""
+        """Return libpq's parameters for one connection, the password as it is now.
+
+        Without an encoding of the client's, psycopg returns the texts of a database that has none as bytes.
+        """
         password = await self._current_password()
-        return {**self.parameters, **({"password": password} if password is not None else {})}
+        given = {"client_encoding": "UTF8", **self.parameters}
+        return {**given, **({"password": password} if password is not None else {})}
 
     def redact(self, text: str) -> str:
         """Return the text without the secrets; the longest first, because one may begin like another."""

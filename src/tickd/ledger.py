@@ -197,7 +197,7 @@ class Abandoned:
 
 async def record(session: LockSession, tick: Tick, *, token: int, finish: Finish) -> bool:
     """Write how the tick ended, under the hold; False when the row is no longer this token's to finish."""
-    values = _finish_values(tick, token, finish)
+    values = _finish_values(session.connection, tick, token, finish)
     if finish.outcome is Outcome.HANDED_OFF:
         return await session.ask(HAND_OFF, values) is not None
     if session.ledger is not session:
@@ -221,26 +221,33 @@ async def record_without_hold(
 ) -> bool:
     """Write how the tick ended when its hold is gone; the token in the row still decides whether that is ours to say."""
     cursor = await connection.execute(
-        RECORD_WITHOUT_HOLD, {"space": space} | _finish_values(tick, token, finish)
+        RECORD_WITHOUT_HOLD, {"space": space} | _finish_values(connection, tick, token, finish)
     )
     return cursor.rowcount == 1
 
 
-def _finish_values(tick: Tick, token: int, finish: Finish) -> dict[str, Any]:
+def _finish_values(
+    connection: AsyncConnection[Any], tick: Tick, token: int, finish: Finish
+) -> dict[str, Any]:
     return {
         "graph": tick.graph,
         "fire_time": tick.fire_time,
         "token": token,
         "outcome": finish.outcome.value,
         "attempt": finish.attempt,
-        "error_type": finish.error_type,
-        "error": finish.error and storable(finish.error),
+        "error_type": finish.error_type and storable(finish.error_type, connection),
+        "error": finish.error and storable(finish.error, connection),
     }
 
 
-def storable(text: str) -> str:
-    """Return the text as Postgres can keep it: without lone surrogates and zero bytes, which a graph's error may have."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+def storable(text: str, connection: AsyncConnection[Any]) -> str:
+    """Return the text as this database can keep it, whatever a graph's error has.
+
+    That is without lone surrogates and zero bytes; and in ASCII, unless every character is known on the way there.
+    """
+    info = connection.info
+    in_full = info.encoding == "utf-8" and info.parameter_status("server_encoding") == "UTF8"
+    return text.encode("utf-8" if in_full else "ascii", "backslashreplace").decode().replace("\0", "\\0")
 
 
 async def admitted(

@@ -1,6 +1,7 @@
 """The backlog of one replica: from a fired tick in claim mode to its line, and to those of whatever waits behind it."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -8,10 +9,11 @@ from typing import Any, LiteralString
 
 import pytest
 
+from tests.database import Database, Server
 from tests.inside import Inside, replica_inside
 from tests.integration.conftest import Places, RowsLocked
 from tests.ledger_rows import FALLIBLE, state_of, ticks
-from tests.lock_sessions import SPACE
+from tests.lock_sessions import SPACE, place_of
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
 from tests.witness import GRAPHS, Witness
@@ -20,6 +22,7 @@ from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
+from tickd.migrations import migrate_at
 from tickd.supervision import order_of
 from tickd.tick import Tick, instant_text, run_id
 
@@ -503,6 +506,28 @@ async def test_a_tick_that_takes_its_holders_with_it_is_given_up(
     assert witness.nodes() == []
     (row,) = ticks(witness)
     assert (row.outcome, row.error_type) == ("failed", "HoldersLost")
+
+
+async def test_a_database_without_an_encoding_has_a_backlog(
+    server: Server, log: Log, book: Logbook, monkeypatch: pytest.MonkeyPatch
+):
+    """Names came back from it as bytes, which are no graph's name, and nothing was ever claimed."""
+    database = Database(server)
+    try:
+        database.create(encoding="SQL_ASCII")
+        place = place_of(database.dsn)
+        await migrate_at(place, deadline=math.inf)
+        witness = Witness(database.admin_dsn)
+        monkeypatch.setenv("WITNESS_DSN", witness.dsn)
+        try:
+            async with replica_inside(place, letters(), log) as replica:
+                await replica.backlog.run_tick(replica.tick(GRAPH))
+        finally:
+            witness.close()
+    finally:
+        database.close()
+
+    assert told(book) == [("started",), ("ran",)]
 
 
 # Stopping

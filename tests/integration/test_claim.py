@@ -8,6 +8,7 @@ from typing import Any, LiteralString
 import psycopg
 import pytest
 
+from tests.database import Database, Server
 from tests.lock_sessions import SPACE, Open, sessions
 from tests.young_ledger import FEW, ROUNDS, grow, rows_read
 from tickd import admissions, claim, ledger
@@ -520,6 +521,23 @@ async def test_an_error_that_postgres_cannot_hold_is_kept(
     await claim.put_back(a, tick(), token=token, pause=SECOND, error_type="E", error=error)
 
     assert await rows(look, "error") == [(kept,)]
+
+
+async def test_an_error_with_characters_that_the_database_lacks_is_kept(server: Server):
+    """Its tick would have no line but that of an error of tickd's own, and run again and again."""
+    database = Database(server)
+    try:
+        database.create(encoding="LATIN1")
+        async with sessions(database.dsn) as open_as:
+            a = await open_as("a")
+            await enqueue(a, tick())
+            token = (await claimed(a)).admission.token
+            await claim.put_back(a, tick(), token=token, pause=SECOND, error_type="Teuer€", error="5 €")
+            kept = await a.fetch("SELECT error_type, error FROM tickd.ticks")
+    finally:
+        database.close()
+
+    assert kept == ("Teuer\\u20ac", "5 \\u20ac")
 
 
 # Leases

@@ -1,6 +1,7 @@
 """The runner: one tick, from fire to log line, with its row in the ledger and its lock let go, whatever happens."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,20 +10,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.types import interrupt
 from psycopg import sql
 
 from tests.cluster import free_port
-from tests.database import PASSWORD, Database
+from tests.database import PASSWORD, Database, Server
 from tests.integration.conftest import Places, RowsLocked
+from tests.lock_sessions import place_of
 from tests.logbook import Line, Logbook
 from tests.onlooker import Onlooker
 from tests.played import Gate, Played, State, graph_of, played, step
 from tickd import admissions, ledger, runner
 from tickd.lock import UNLOCK, LockPlace, LockSession
 from tickd.log import Log
+from tickd.migrations import migrate_at
 from tickd.runner import Limits
 from tickd.runs import Run
 from tickd.tick import Tick, instant_text, run_id
@@ -246,6 +250,33 @@ async def test_an_error_may_have_any_text(play: Play, book: Logbook, onlooker: O
 
     assert only(book.terminal())["event"] == "tick.failed"
     assert onlooker.rows(ROWS)[0][2:4] == ("failed", "ValueError")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
+async def test_an_error_is_kept_in_a_database_of_any_encoding(
+    server: Server, log: Log, book: Logbook, encoding: str, hold: str
+):
+    """Who cannot write a character could not record the end, and every tick that was recorded with it was lost as well."""
+
+    async def cost(_: State) -> State:
+        raise ValueError("5 €")
+
+    database = Database(server)
+    try:
+        database.create(encoding=encoding)
+        place = place_of(database.dsn)
+        await migrate_at(place, deadline=math.inf)
+        graphs = {name: graph_of(one=cost) for name in ("first", "second")}
+        async with played(place, log, graphs, {"hold": hold}) as replica:
+            await asyncio.gather(*(run(replica, replica.due(graph)) for graph in graphs))
+        with psycopg.connect(database.dsn, client_encoding="UTF8") as looking:
+            rows = looking.execute("SELECT outcome, error FROM tickd.ticks").fetchall()
+    finally:
+        database.close()
+
+    assert [(line["event"], line["error"]) for line in book.terminal()] == [("tick.failed", "5 €")] * 2
+    assert rows == [("failed", "5 \\u20ac")] * 2
 
 
 async def test_a_graphs_error_takes_no_password_into_the_ledger(play: Play, onlooker: Onlooker, dsn: str):

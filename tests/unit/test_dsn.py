@@ -195,6 +195,7 @@ async def test_the_password_goes_to_the_connection_and_nowhere_else():
     dsn = parse("postgresql://tickd:hunter22@db/tickd")
 
     assert await dsn.connection_parameters() == {
+        "client_encoding": "UTF8",
         "user": "tickd",
         "host": "db",
         "dbname": "tickd",
