@@ -94,7 +94,7 @@ class Backlog:
             while not self._stop.requested and await self._has_ready(graph):
                 if await self._take_next(entry, None) is not None:
                     return
-        except Unreachable as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, it must not end what else runs on this replica
             self._runner.note_unreachable(error)  # the rows stay, and the next sweep comes back to them
         finally:
             self._working_off.discard(graph)
@@ -176,6 +176,7 @@ class Backlog:
                 claimed: Claimed | None = hold.granted
                 if claimed is None:
                     return await self._end_of_loser(hold, fired)
+                self._runner.note_reachable()
                 if fired is not None and claimed.tick != fired:
                     self._runner.log_end(fired, skipped(SkipReason.QUEUED, holder=self._place.replica))
                 running.take(claimed.tick)
@@ -235,7 +236,7 @@ class Backlog:
         try:
             async with self._pool.connection() as connection:
                 return tick in await ledger.waiting(connection, self._place.space)
-        except Unreachable as error:
+        except Exception as error:  # noqa: BLE001  # as in work_off
             self._runner.note_unreachable(error)
             return False
 

@@ -63,11 +63,14 @@ ADMIT_AHEAD = timedelta(milliseconds=10)
 FIRST_PAUSE = timedelta(milliseconds=100)
 LONGEST_PAUSE = timedelta(seconds=5)
 
-# A server that has become read-only is as good as away: it was demoted, and the address will lead to another one.
+# A server that has become read-only is as good as away: it was demoted, and the address will lead to another one. So is
+# one that ends sessions for a role's time-outs, in a class of errors by which Postgres means anything else.
 Unreachable = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
     PoolTimeout,
     TimeoutError,
     OSError,
@@ -293,8 +296,8 @@ class Runner:
             try:
                 async with self._pool.connection() as connection:
                     await announcement.announce(connection, self._place.space, tick, "handed_off")
-            except Unreachable as error:
-                self.note_unreachable(error)  # their sweeps find the tick all the same
+            except Exception as error:  # noqa: BLE001  # their sweeps find the tick all the same, and its line is to come
+                self.note_unreachable(error)
 
     async def _end_before_attempt(self, entry: Entry, tick: Tick, due: datetime) -> End | None:
         """Wait until the tick is all but due; return its end if it needs no attempt any more."""
@@ -367,7 +370,7 @@ class Runner:
                 if end is not None:
                     return end
             else:
-                self._note_reachable()
+                self.note_reachable()
                 return session
 
     async def _pause(
@@ -532,13 +535,16 @@ class Runner:
         )
 
     def note_unreachable(self, error: BaseException) -> None:
-        """Say once that the database cannot be reached."""
+        """Say once that the database cannot be reached, or that it refuses what is asked of it, and then where that was."""
         if self._reachable:
             self._reachable = False
-            facts = {"error_type": type(error).__name__, "error": text_of(error).strip()}
+            facts: dict[str, Any] = {"error_type": type(error).__name__, "error": text_of(error).strip()}
+            if not isinstance(error, Unreachable):
+                facts["exc_info"] = error
             self._log.error("database.unreachable", **facts)
 
-    def _note_reachable(self) -> None:
+    def note_reachable(self) -> None:
+        """Say once that it can be reached again."""
         if not self._reachable:
             self._reachable = True
             self._log.info("database.reachable")

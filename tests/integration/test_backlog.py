@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, LiteralString
 
 import pytest
+from psycopg.errors import InsufficientPrivilege
 
 from tests.database import Database, Server
 from tests.inside import Inside, replica_inside
@@ -17,7 +18,7 @@ from tests.lock_sessions import SPACE, place_of
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
 from tests.witness import GRAPHS, Witness
-from tickd import claim, runner
+from tickd import announcement, claim, runner
 from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
 from tickd.lock import LockPlace, closing, open_session
@@ -470,6 +471,76 @@ async def test_a_tick_that_could_not_be_claimed_waits(
 
     (row,) = ticks(witness)
     assert row.outcome == "ran"
+
+
+# Fails for whoever claims a row.
+FAIL_AT_CLAIM: LiteralString = """
+CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS
+'BEGIN RAISE EXCEPTION ''trouble'' USING ERRCODE = TG_ARGV[0]; END';
+CREATE TRIGGER fail BEFORE UPDATE ON tickd.ticks FOR EACH ROW
+WHEN (NEW.attempt IS DISTINCT FROM OLD.attempt) EXECUTE FUNCTION public.fail('{code}')
+"""
+
+
+@pytest.mark.parametrize("code", ["25P03", "25P04", "42501", "22P05", "53300", "57P01", "XX000"])
+async def test_no_error_of_the_database_goes_beyond_the_graph_that_has_met_it(
+    start: Start, book: Logbook, enqueue: Callable[[Tick], Any], onlooker: Onlooker, code: str
+):
+    """It left the task of a sweep and ended the replica, with all that ran on it."""
+    async with start(letters()) as replica:
+        await enqueue(replica.tick(GRAPH))
+        onlooker.connection.execute(FAIL_AT_CLAIM.format(code=code).encode())
+
+        await replica.backlog.work_off(GRAPH)
+        await replica.backlog.work_off(GRAPH)
+
+        (told_once,) = book.find("database.unreachable")
+        assert told_once["error"].startswith("trouble")
+        assert onlooker.locks() == []
+        onlooker.connection.execute("DROP TRIGGER fail ON tickd.ticks")
+        await replica.backlog.work_off(GRAPH)
+
+    assert told(book) == [("started",), ("ran",)]
+    assert len(book.find("database.reachable")) == 1
+
+
+async def test_a_fault_of_tickd_itself_costs_no_run_beside_it(
+    start: Start, book: Logbook, enqueue: Callable[[Tick], Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The row waits for whoever has no such fault, and the log has where it is."""
+
+    async def faulty(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    async with start(letters()) as replica:
+        await enqueue(replica.tick(GRAPH))
+        with monkeypatch.context() as patch:
+            patch.setattr(claim, "claim", faulty)
+            await replica.backlog.work_off(GRAPH)
+        await replica.backlog.work_off(GRAPH)
+
+    (fault,) = book.find("database.unreachable")
+    assert fault["error_type"] == "ZeroDivisionError"
+    assert "Traceback" in fault["exception"]
+    assert told(book) == [("started",), ("ran",)]
+
+
+async def test_a_hand_off_that_cannot_be_announced_is_told(
+    start: Start, book: Logbook, witness: Witness, monkeypatch: pytest.MonkeyPatch
+):
+    """An announcement only saves time, and the tick's own line comes after it."""
+
+    async def refused(*_: Any) -> None:
+        raise InsufficientPrivilege("permission denied for function pg_notify")
+
+    monkeypatch.setattr(announcement, "announce", refused)
+    async with start(letters(seconds=0.3)) as replica:
+        running = asyncio.create_task(replica.backlog.run_tick(replica.tick(GRAPH)))
+        await asyncio.to_thread(witness.wait_for_node, "a")
+        replica.stop.request()
+        await running
+
+    assert told(book) == [("started",), ("handed_off",)]
 
 
 async def test_what_goes_wrong_after_the_claim_is_told(
