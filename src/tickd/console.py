@@ -279,7 +279,9 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "tick.abandoned": abandoned,
     "tick.error": lambda _: "could not be tried",
     "lock.unlock_failed": lambda _: "the unlock found no lock: it had been lost before",
-    "claim.expired": lambda _: "its holder let the lease run out; its session was ended",
+    "claim.expired": lambda line: (
+        f"its holder let the lease run out; its session {'stays' if 'error' in line else 'was ended'}"
+    ),
     "daemon.started": lambda _: "started",
     "daemon.ready": lambda _: "ready",
     "daemon.draining": draining,

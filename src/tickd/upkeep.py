@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from psycopg import AsyncConnection
+from psycopg.errors import InsufficientPrivilege
+
 from tickd import announcement, claim, fleet, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
@@ -81,6 +84,7 @@ class Upkeep:
         self._stop = stop
         self._log = log
         self._skewed = False
+        self._not_ended: set[str] = set()
         self.failed = False
 
     def start(self, group: asyncio.TaskGroup) -> None:
@@ -183,17 +187,27 @@ class Upkeep:
             for gone in await ledger.abandon(connection, self._place.space):
                 self._log_abandoned(gone)
             waiting = await ledger.waiting(connection, self._place.space)
-            lease = self._place.windows.lease
-            work = await claim.work(connection, self._place.space, lease)
+            work = await claim.work(connection, self._place.space, self._place.windows.lease)
             for one in work:
-                if one.expired and await claim.end_holder(connection, self._place.space, one.graph, lease):
-                    self._log.warning("claim.expired", graph=one.graph)
+                if one.expired:
+                    await self._end_holder(connection, one.graph)
         for tick in waiting:
             self._take_over(tick)
         for one in work:
             if one.ready or one.expired:
                 self._work_off(one.graph)
         return SWEEP_CLAIMS_EVERY if work else SWEEP_EVERY
+
+    async def _end_holder(self, connection: AsyncConnection[Any], graph: str) -> None:
+        """End the session of a holder that has let its lease run out; say once if that is not for this role to do."""
+        try:
+            if await claim.end_holder(connection, self._place.space, graph, self._place.windows.lease):
+                self._log.warning("claim.expired", graph=graph)
+            self._not_ended.discard(graph)
+        except InsufficientPrivilege as error:
+            if graph not in self._not_ended:
+                self._log.warning("claim.expired", graph=graph, error=text_of(error).strip())
+            self._not_ended.add(graph)
 
     async def listen(self) -> None:
         """Take over what other replicas announce, as soon as they do; sweeps find what is not heard."""

@@ -1,15 +1,17 @@
 """What a replica does beside its ticks, one task at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
+from tests.database import Database
+from tests.lock_sessions import place_of
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
 from tickd import ledger, upkeep
@@ -145,13 +147,16 @@ async def test_a_thread_that_cannot_be_removed_is_said_once_and_keeps_no_other_g
 
 
 @asynccontextmanager
-async def sweeping(place: LockPlace, log: Log) -> AsyncIterator[None]:
+async def sweeping(
+    place: LockPlace, log: Log, work_off: Callable[[str], None] | None = None
+) -> AsyncIterator[None]:
     """Let a replica sweep for as long as the block."""
     stop = Stop()
     pool = pool_at(place, loan=HOUR)
-    nothing = dict.fromkeys(("graphs", "clock", "timer", "take_over", "work_off", "displace", "fleet"))
+    nothing = dict.fromkeys(("graphs", "clock", "timer", "take_over", "displace", "fleet"))
     kept = Upkeep(
         **cast("Any", nothing),
+        work_off=cast("Any", work_off),
         pool=pool,
         place=place,
         skew_limit=HOUR,
@@ -162,10 +167,12 @@ async def sweeping(place: LockPlace, log: Log) -> AsyncIterator[None]:
     )
     await pool.open()
     task = asyncio.create_task(kept.sweep())
-    yield
-    stop.request()
-    await task
-    await pool.close()
+    try:
+        yield
+    finally:
+        stop.request()
+        await task
+        await pool.close()
 
 
 async def test_a_tick_that_a_sweep_has_closed_is_told_whatever_comes_after_that(
@@ -185,6 +192,39 @@ async def test_a_tick_that_a_sweep_has_closed_is_told_whatever_comes_after_that(
         line = await book.wait_for("tick.abandoned")
 
     assert (line["graph"], line["holder"]) == ("restock_plan", "gone")
+
+
+# A claim of a superuser's that has not been renewed.
+LEFT_STANDING = """
+INSERT INTO tickd.graphs (space, graph, key, token) VALUES (7301, 'restock_plan', 904759473, 1);
+INSERT INTO tickd.ticks
+    (space, graph, fire_time, mode, attempt, token, replica, thread_id, run_id, admitted_at, lease_until)
+VALUES (7301, 'restock_plan', now(), 'claim', 1, 1, 'other', 't', gen_random_uuid(), now(), now() - interval '1 s');
+SELECT pg_advisory_lock(7301, 904759473)
+"""
+
+
+async def test_a_holder_that_cannot_be_ended_is_told_once_and_stops_nobody(
+    database: Database, onlooker: Onlooker, log: Log, book: Logbook, monkeypatch: pytest.MonkeyPatch
+):
+    """A role that sees all sessions and may end only its own: one sweep after the other stopped every replica."""
+    monkeypatch.setattr(upkeep, "SWEEP_CLAIMS_EVERY", timedelta(milliseconds=10))
+    role = database.role(owner=False)
+    grant = sql.SQL("GRANT pg_monitor, {} TO {}").format
+    onlooker.connection.execute(grant(sql.Identifier(database.server.owner), sql.Identifier(role.name)))
+    onlooker.connection.execute(LEFT_STANDING)
+    swept = asyncio.Queue[str]()
+    place = place_of(role.dsn)
+    async with asyncio.timeout(20), sweeping(place, log, work_off=swept.put_nowait):
+        for _ in range(3):
+            assert await swept.get() == "restock_plan"
+        (line,) = book.find("claim.expired")
+        onlooker.value("SELECT pg_advisory_unlock_all()::text IS NOT NULL")
+        await swept.get()
+
+    assert line["graph"] == "restock_plan"
+    assert "terminate" in line["error"]
+    assert book.find("daemon.failed") == []
 
 
 @pytest.fixture

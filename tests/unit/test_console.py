@@ -160,6 +160,13 @@ def test_a_line_that_is_no_tick_tells_what_it_brings(fields, sentence):
     assert render({**DAEMON, **fields}).plain == f"12:00:05  b  {sentence}"
 
 
+def test_a_session_that_stays_is_not_said_to_have_been_ended():
+    """Whoever reads it is the one who has to end that session."""
+    line = {"event": "claim.expired", "graph": "restock_plan", "error": "permission denied"}
+
+    assert "its session stays" in render({**DAEMON, **line}).plain
+
+
 def test_a_field_the_words_do_not_know_follows_them():
     """Nothing that an operator was sent is lost on the way to the terminal."""
     line = {**TICK, "event": "tick.ran", "duration_ms": 43, "shade": "blue"}
