@@ -147,12 +147,19 @@ ADMIT_HELD = Question(
     apart="thread_id",
 )
 NO_RUN = uuid.UUID(int=0)
-# What was handed off in claim mode is claimed again, under a lease.
+# What was handed off in claim mode is claimed again, under a lease. What was handed off waits while its graph is paused, also
+# where that happened after the look: to move the token is to see the graph's row as it is then. Who answers an interrupt
+# has asked for this one tick.
 HOLD_AND_RESUME = """
 WITH waiting AS MATERIALIZED (
     SELECT replica FROM tickd.ticks
     WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND outcome = %(outcome)s
-      AND (mode = 'skip' OR outcome <> 'handed_off')
+      AND (
+        outcome <> 'handed_off'
+        OR mode = 'skip' AND NOT EXISTS (
+          SELECT FROM tickd.graphs WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NOT NULL
+        )
+      )
 ), try AS MATERIALIZED (
     SELECT CASE WHEN EXISTS (SELECT FROM waiting)
            THEN pg_try_advisory_lock(%(space)s::int, %(key)s::int) END AS held
@@ -160,6 +167,7 @@ WITH waiting AS MATERIALIZED (
     UPDATE tickd.graphs SET token = graphs.token + 1
     FROM try
     WHERE try.held AND graphs.space = %(space)s AND graphs.graph = %(graph)s
+      AND (graphs.paused_at IS NULL OR %(outcome)s <> 'handed_off')
     RETURNING graphs.token
 ), resumed AS (
     UPDATE tickd.ticks

@@ -115,7 +115,7 @@ WITH ready AS MATERIALIZED (
 ), token AS (
     INSERT INTO tickd.graphs (space, graph, key, token)
     SELECT %(space)s::int, %(graph)s::text, %(key)s::int, 1 FROM next
-    ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1
+    ON CONFLICT (space, graph) DO UPDATE SET token = graphs.token + 1 WHERE graphs.paused_at IS NULL
     RETURNING token
 ), claimed AS (
     UPDATE tickd.ticks AS t

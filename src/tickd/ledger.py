@@ -112,10 +112,13 @@ CROSS JOIN LATERAL (
 ) AS t
 """
 WAITING = """
-SELECT graph, fire_time
-FROM tickd.ticks
-WHERE space = %s AND mode = 'skip' AND outcome = 'handed_off'
-ORDER BY fire_time
+SELECT t.graph, t.fire_time
+FROM tickd.ticks AS t
+WHERE t.space = %s AND t.mode = 'skip' AND t.outcome = 'handed_off'
+  AND NOT EXISTS (
+    SELECT FROM tickd.graphs AS g WHERE g.space = t.space AND g.graph = t.graph AND g.paused_at IS NOT NULL
+  )
+ORDER BY t.fire_time
 """
 # Without an outcome, and either a later hold has been granted since, or nobody has the graph's lock. pg_locks is read
 # live and the rows are of the statement's snapshot, so a tick that is being recorded at this moment may show up here by
@@ -265,7 +268,7 @@ async def admitted(
 
 
 async def waiting(connection: AsyncConnection[Any], space: int) -> list[Tick]:
-    """Return the ticks that were handed off and that nobody has taken over yet, the earliest first."""
+    """Return the ticks that were handed off and that may be taken over now, the earliest first."""
     cursor = await connection.execute(WAITING, [space])
     return [Tick(graph, fire_time.astimezone(UTC)) for graph, fire_time in await cursor.fetchall()]
 

@@ -418,6 +418,24 @@ async def test_when_the_only_row_was_finished_meanwhile_the_lock_is_held_for_not
     assert await value(look, "SELECT token FROM tickd.threads") == 1
 
 
+async def test_nothing_is_claimed_of_a_graph_that_is_paused_after_the_look(open_as: Open, look: Onlooker):
+    """Once `tickd pause` has returned, no attempt begins."""
+    await enqueue(await open_as("a"), tick(0))
+    await look.execute("INSERT INTO tickd.graphs (space, graph, key) VALUES (%s, 'restock', 0)", [SPACE])
+    await look.execute(GATE)
+    b = await open_as("b", options=THROUGH_THE_GATE)
+    await look.execute("SELECT pg_advisory_lock(1)")
+
+    late = asyncio.create_task(claim.claim(b, graph="restock", lease=LEASE))
+    while not await value(look, AT_THE_GATE):
+        assert not late.done()
+    await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp()")
+    await look.execute("SELECT pg_advisory_unlock(1)")
+
+    assert await late == (True, None)
+    assert await rows(look, "attempt, replica") == [(0, None)]
+
+
 async def test_rows_of_skip_mode_are_not_claimed(open_as: Open, look: Onlooker):
     """They belong to the hold that admitted them; a sweep calls them abandoned, and nobody runs them again."""
     a, b = await open_as("a"), await open_as("b")

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -367,6 +367,13 @@ async def test_the_unfinished_tick_of_a_graph_is_the_newest(open_as: Open):
     assert found.since.tzinfo is UTC
 
 
+# Looks long before it tries.
+SLOW_RESUME = admissions.HOLD_AND_RESUME.replace(
+    "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
+    "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
+)
+
+
 async def hand_off(open_as: Open, one: Tick) -> None:
     """Have replica a begin a tick and hand it off."""
     await ended(await open_as("a"), one, Finish(Outcome.HANDED_OFF, 1))
@@ -409,12 +416,8 @@ async def test_a_tick_that_another_took_over_and_ended_meanwhile_is_left_alone(
     """The late one began to look before, and gets the lock after: it holds the graph for nothing."""
     await hand_off(open_as, tick())
     early, late = await open_as("b"), await open_as("c")
-    slowly = admissions.HOLD_AND_RESUME.replace(
-        "pg_try_advisory_lock(%(space)s::int, %(key)s::int)",
-        "(SELECT pg_try_advisory_lock(%(space)s::int, %(key)s::int) FROM pg_sleep(0.3))",
-    )
     with monkeypatch.context() as patch:
-        patch.setattr(admissions, "HOLD_AND_RESUME", slowly)
+        patch.setattr(admissions, "HOLD_AND_RESUME", SLOW_RESUME)
         trying = asyncio.create_task(admissions.hold_and_resume(late, tick()))
         await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/c") if "pg_sleep" in row[3]])
 
@@ -425,6 +428,46 @@ async def test_a_tick_that_another_took_over_and_ended_meanwhile_is_left_alone(
 
     assert await trying == (True, None)
     assert onlooker.rows("SELECT replica, attempt, outcome FROM tickd.ticks") == [("b", 2, "ran")]
+
+
+PAUSE: LiteralString = "UPDATE tickd.graphs SET paused_at = now()"
+RESUME: LiteralString = "UPDATE tickd.graphs SET paused_at = NULL"
+
+
+async def test_a_hand_off_of_a_paused_graph_waits_until_it_is_resumed(
+    open_as: Open, onlooker: Onlooker, admin_dsn: str
+):
+    """A paused graph runs on no replica, as in claim mode; and no sweep opens sessions for it."""
+    await hand_off(open_as, tick())
+    b = await open_as("b")
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        onlooker.connection.execute(PAUSE)
+        assert await ledger.waiting(pooled, 7301) == []
+        assert await admissions.hold_and_resume(b, tick()) == (None, None)
+        assert onlooker.locks() == []
+
+        onlooker.connection.execute(RESUME)
+        assert await ledger.waiting(pooled, 7301) == [tick()]
+    held, admission = await admissions.hold_and_resume(b, tick())
+    assert held
+    assert admission is not None
+
+
+async def test_a_hand_off_whose_graph_is_paused_after_the_look_is_not_resumed(
+    open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Once `tickd pause` has returned, no attempt begins."""
+    await hand_off(open_as, tick())
+    session = await open_as("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(admissions, "HOLD_AND_RESUME", SLOW_RESUME)
+        trying = asyncio.create_task(admissions.hold_and_resume(session, tick()))
+        await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/b") if "pg_sleep" in row[3]])
+
+    onlooker.connection.execute(PAUSE)
+
+    assert await trying == (True, None)
+    assert onlooker.rows("SELECT replica, attempt, outcome FROM tickd.ticks") == [("a", 1, "handed_off")]
 
 
 async def test_a_tick_that_waits_comes_before_the_graphs_next_one(open_as: Open):
