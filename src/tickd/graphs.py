@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar, cast
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
+from langgraph.types import StateSnapshot
 
 from tickd.entry import Entry
 from tickd.errors import Unusable
@@ -49,6 +50,46 @@ def bind(graph: Pregel[Any, Any, Any, Any], saver: SaverT) -> tuple[Pregel[Any, 
     if allowlist is not None:
         saver = cast("SaverT", saver.with_allowlist(allowlist))  # a clone of the same class
     return graph.copy({"checkpointer": saver}), saver
+
+
+async def invoke(
+    graph: Pregel[Any, Any, Any, Any], given: Any, config: Any, **options: Any
+) -> tuple[Any, ...]:
+    """Run the graph until it ends or waits; return what it waits for: its questions, or the breakpoints it stopped at.
+
+    `ainvoke` returns from a breakpoint as from the end. The updates, of which it is made, tell of one at any depth.
+    """
+    waits = False
+    questions: list[Any] = []
+    async for update in graph.astream(given, config, stream_mode="updates", **options):
+        if "__interrupt__" in update:
+            waits = True
+            questions += [question.value for question in update["__interrupt__"]]
+    if questions or not waits:
+        return tuple(questions)
+    return await breakpoints(graph, config)
+
+
+async def breakpoints(graph: Pregel[Any, Any, Any, Any], config: Any) -> tuple[str, ...]:
+    """Return where a graph stands that asks nothing, named as LangGraph names subgraphs; nothing after the last step."""
+    # A remote graph would be asked over the network for a thread that it does not have.
+    here = all(isinstance(subgraph, Pregel) for _, subgraph in graph.get_subgraphs(recurse=True))
+    return tuple(_places(graph, await graph.aget_state(config, subgraphs=here)))
+
+
+def _places(graph: Pregel[Any, Any, Any, Any], state: StateSnapshot, above: str = "") -> Iterator[str]:
+    subgraphs = dict(graph.get_subgraphs())
+    stops_itself = graph.interrupt_before_nodes or graph.interrupt_after_nodes
+    for task in state.tasks:
+        if task.name not in state.next or task.result is not None:
+            continue  # done, beside those that are not
+        name = above + task.name
+        inside = task.state if isinstance(task.state, StateSnapshot) and task.state.metadata else None
+        if inside is not None and inside.next:
+            yield from _places(cast("Pregel[Any, Any, Any, Any]", subgraphs[task.name]), inside, f"{name}|")
+        else:
+            # What a node calls without LangGraph's knowledge is seen neither here nor in the state.
+            yield f"{'before' if stops_itself and inside is None else 'in'} {name}"
 
 
 def resolve(name: str, reference: str, directory: Path) -> Any:

@@ -1,6 +1,6 @@
 """Runs: a graph at work on the graph thread, and the handle by which the main loop steers it.
 
-A run has ended when its coroutine *and* every thread that it started for a sync node have ended: a cancelled `ainvoke`
+A run has ended when its coroutine *and* every thread that it started for a sync node have ended: a cancelled `invoke`
 returns at once while such a thread goes on writing, and the hold has to outlast it.
 """
 
@@ -22,7 +22,7 @@ from langgraph.errors import GraphDrained
 from langgraph.runtime import RunControl
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from tickd.graphs import LoadedGraph, bind
+from tickd.graphs import LoadedGraph, bind, invoke
 from tickd.group_commit import GroupCommit, Save
 from tickd.saves import GroupedSaver
 from tickd.tick import Tick
@@ -198,24 +198,18 @@ class Run:
         if not (order.resume and await _continues(saver, config, order.run_id)):
             given = await self._input()
         try:
-            result = await graph.ainvoke(
-                given, config, context=order.context, durability=order.durability, control=self._control
+            waits_for = await invoke(
+                graph,
+                given,
+                config,
+                context=order.context,
+                durability=order.durability,
+                control=self._control,
             )
         except GraphDrained:
             return RunEnd(EndKind.DRAINED, saver.steps, next_nodes=await _next_nodes(graph, config))
-        if isinstance(result, dict) and result.get("__interrupt__"):
-            return RunEnd(
-                EndKind.INTERRUPTED, saver.steps, interrupts=tuple(i.value for i in result["__interrupt__"])
-            )
-        if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
-            # A breakpoint set at compile time ends the run like success, and only the state tells.
-            state = await graph.aget_state(config)
-            if state.next:
-                return RunEnd(
-                    EndKind.INTERRUPTED,
-                    saver.steps,
-                    interrupts=tuple(f"before {node}" for node in state.next),
-                )
+        if waits_for:
+            return RunEnd(EndKind.INTERRUPTED, saver.steps, interrupts=waits_for)
         return RunEnd(EndKind.FINISHED, saver.steps)
 
     async def _input(self) -> Any:

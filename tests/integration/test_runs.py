@@ -423,6 +423,58 @@ async def test_a_breakpoint_is_an_interruption_too(start: Start):
     assert whole.kind is EndKind.FINISHED
 
 
+def below(**options: Any) -> Any:
+    """Return a subgraph of two steps."""
+    return graph_of(one=step("one"), two=step("two")).compile(**options)
+
+
+async def in_a_node(state: State) -> Any:
+    """Invoke a subgraph that nobody but this call knows of."""
+    return await below(interrupt_before=["two"]).ainvoke(state)
+
+
+async def ask(_: State) -> State:
+    """Ask, and do nothing else."""
+    return {"answer": interrupt("12 orders?")}
+
+
+def side_by_side(**nodes: Any) -> "StateGraph[Any]":
+    """Return a graph that runs these nodes in one super-step."""
+    builder = StateGraph(State)
+    for name, node in nodes.items():
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+    return builder
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize(
+    ("graph", "interrupts"),
+    [
+        (graph_of(below=below(interrupt_before=["two"])), ("before below|two",)),
+        (graph_of(below=below(interrupt_after=["one"])), ("before below|two",)),
+        (graph_of(below=below(interrupt_after=["two"])), ("in below",)),
+        (
+            graph_of(below=graph_of(deeper=below(interrupt_before="*")).compile()),
+            ("before below|deeper|one",),
+        ),
+        (graph_of(below=in_a_node), ("in below",)),
+        (
+            side_by_side(a=below(interrupt_before=["two"]), b=in_a_node, c=step("c")),
+            ("before a|two", "in b"),
+        ),
+        (side_by_side(a=ask, b=below(interrupt_before=["two"])), ("12 orders?",)),
+    ],
+)
+async def test_a_breakpoint_in_a_subgraph_is_an_interruption_at_any_depth(
+    start: Start, graph: "StateGraph[Any]", interrupts: tuple[str, ...], durability: Any
+):
+    """Told as finished, nobody would go on with it, and the rest of it would never run."""
+    end = await end_of(start(graph, durability=durability))
+
+    assert (end.kind, end.interrupts) == (EndKind.INTERRUPTED, interrupts)
+
+
 @pytest.mark.parametrize("durability", ["async", "exit"])
 @pytest.mark.parametrize(
     ("table", "rows"),

@@ -201,7 +201,19 @@ graph = StateGraph(State)
 graph.add_node("ask", ask)
 graph.add_edge(START, "ask")
 """
+STOPS = """
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
 
+
+class State(TypedDict, total=False):
+    answer: str
+
+
+graph = StateGraph(State)
+graph.add_sequence([("one", lambda _: {}), ("two", lambda _: {})])
+graph.add_edge(START, "one")
+"""
 BELOW = """
 from langgraph.graph import START, StateGraph
 
@@ -254,6 +266,23 @@ async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
     again = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
     assert again.returncode == 1
     assert "was not run" in again.stdout
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_graph_that_stops_at_a_breakpoint_is_interrupted_each_time(dsn: str, tmp_path: Path):
+    """A breakpoint ends a run like success, in a subgraph too; told as the end, nobody would go on."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE.replace("asks.py:graph", "below.py:graph"))
+    (tmp_path / "asks.py").write_text(STOPS)
+    (tmp_path / "below.py").write_text(BELOW.replace("compile()", 'compile(interrupt_before="*")'))
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+    fire_time = fired.stdout.split()[0].removeprefix("asks/")
+    resume = ("resume-tick", "asks", fire_time, "--value", '"go on"')
+    once, twice = run(tmp_path, dsn, *resume), run(tmp_path, dsn, *resume)
+
+    assert ("interrupted in" in fired.stdout, "['before below|one']" in fired.stdout) == (True, True), fired
+    assert ("interrupted in" in once.stdout, "['before below|two']" in once.stdout) == (True, True), once
+    assert " ran in " in twice.stdout, twice
 
 
 @pytest.mark.usefixtures("settings")

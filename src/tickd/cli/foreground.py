@@ -120,22 +120,20 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bo
         _tell(facts, _refusal(hold), as_json=as_json)
         return 1
     began = time.monotonic()
-    from tickd.graphs import bind  # noqa: PLC0415  # as above
+    from tickd.graphs import bind, invoke  # noqa: PLC0415  # as above
 
-    graph: Any
     graph, saver = bind(loaded.graph, hold.saver)
     async with asyncio.timeout(entry.timeout and entry.timeout.total_seconds()):
-        result = await graph.ainvoke(
-            given, _config(entry, hold), context=entry.context, durability=entry.durability
+        waits_for = await invoke(
+            graph, given, _config(entry, hold), context=entry.context, durability=entry.durability
         )
-    interrupts = result.get("__interrupt__") if isinstance(result, Mapping) else None
-    if interrupts:
+    if waits_for:
         saver.raise_lost()
         hold.outcome = Outcome.INTERRUPTED
     took = round((time.monotonic() - began) * 1000, 1)
     thread_id = hold.config["configurable"]["thread_id"]
     facts |= {"outcome": hold.outcome.value, "thread_id": thread_id, "duration_ms": took}
-    waits = f" and waits for an answer: {[i.value for i in interrupts]}" if interrupts else ""
+    waits = f" and waits for an answer: {list(waits_for)}" if waits_for else ""
     _tell(facts, f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}", as_json=as_json)
     return 0
 
