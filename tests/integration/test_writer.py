@@ -1,5 +1,7 @@
 """The public way in, async and sync: the same lock, the same row, the same fence as the daemon's."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +203,12 @@ graph = StateGraph(State)
 graph.add_node("ask", ask)
 graph.add_edge(START, "ask")
 """
+ASKS_TWICE = ASKS.replace('interrupt("approve?")', 'interrupt("approve?") or interrupt("sure?")')
+# Two that write nothing, for in one super-step only one may write.
+ASKS_BOTH = f"""{ASKS.replace("return", "")}
+graph.add_node("ask_too", ask)
+graph.add_edge(START, "ask_too")
+"""
 STOPS = """
 from typing import TypedDict
 from langgraph.graph import START, StateGraph
@@ -269,6 +277,41 @@ async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("settings")
+async def test_an_answer_that_is_null_is_an_answer_and_answers_the_one_question(dsn: str, tmp_path: Path):
+    """The page on effects asks for it; and the next question has to be asked, not answered by the same."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE.replace("asks.py:graph", "below.py:graph"))
+    (tmp_path / "asks.py").write_text(ASKS_TWICE)
+    (tmp_path / "below.py").write_text(BELOW)
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+    fire_time = fired.stdout.split()[0].removeprefix("asks/")
+    resume = ("resume-tick", "asks", fire_time, "--value")
+    once, twice = run(tmp_path, dsn, *resume, "null"), run(tmp_path, dsn, *resume, '"yes"')
+
+    assert "['sure?']" in once.stdout, once
+    assert " ran in " in twice.stdout, twice
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_tick_that_asks_several_things_is_answered_one_by_one(dsn: str, tmp_path: Path):
+    """An answer to which question nobody knows would fail the tick, and nobody could answer it any more."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE)
+    (tmp_path / "asks.py").write_text(ASKS_BOTH)
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+    fire_time = fired.stdout.split()[0].removeprefix("asks/")
+    resume = ("resume-tick", "asks", fire_time, "--value")
+    refused = run(tmp_path, dsn, *resume, '"yes"')
+    one, other = re.findall("'([0-9a-f]{32})'", refused.stderr)
+    half = run(tmp_path, dsn, *resume, json.dumps({one: "yes"}))
+    whole = run(tmp_path, dsn, *resume, json.dumps({other: "yes"}))
+
+    assert (refused.returncode, "several things" in refused.stderr) == (2, True), refused
+    assert "interrupted in" in half.stdout, half
+    assert " ran in " in whole.stdout, whole
+
+
+@pytest.mark.usefixtures("settings")
 async def test_a_fired_graph_that_stops_at_a_breakpoint_is_interrupted_each_time(dsn: str, tmp_path: Path):
     """A breakpoint ends a run like success, in a subgraph too; told as the end, nobody would go on."""
     (tmp_path / "schedule.yaml").write_text(SCHEDULE.replace("asks.py:graph", "below.py:graph"))
@@ -277,10 +320,12 @@ async def test_a_fired_graph_that_stops_at_a_breakpoint_is_interrupted_each_time
 
     fired = run(tmp_path, dsn, "fire", "asks")
     fire_time = fired.stdout.split()[0].removeprefix("asks/")
-    resume = ("resume-tick", "asks", fire_time, "--value", '"go on"')
-    once, twice = run(tmp_path, dsn, *resume), run(tmp_path, dsn, *resume)
+    resume = ("resume-tick", "asks", fire_time, "--value")
+    answered = run(tmp_path, dsn, *resume, '"no"')
+    once, twice = run(tmp_path, dsn, *resume, "null"), run(tmp_path, dsn, *resume, "null")
 
     assert ("interrupted in" in fired.stdout, "['before below|one']" in fired.stdout) == (True, True), fired
+    assert (answered.returncode, "asks nothing" in answered.stderr) == (2, True), answered
     assert ("interrupted in" in once.stdout, "['before below|two']" in once.stdout) == (True, True), once
     assert " ran in " in twice.stdout, twice
 

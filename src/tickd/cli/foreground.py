@@ -84,16 +84,45 @@ def resume_tick(
         raise Unusable(f"{error}") from None
 
     async def story() -> int:
-        from langgraph.types import Command  # noqa: PLC0415  # as above
-
         from tickd.writer import continue_tick  # noqa: PLC0415  # as above
 
         async with AsyncExitStack() as stack:
             loaded = await _load(entry, directory, stack)
             async with continue_tick(tick, name=_name("resume-tick")) as hold:
-                return await _invoke(entry, loaded, hold, Command(resume=answer), as_json=as_json)
+                if not hold:
+                    return await _invoke(entry, loaded, hold, None, as_json=as_json)
+                try:
+                    given = await _answered(loaded, hold, answer)
+                except Unusable as refusal:
+                    # Not the tick's failure: it waits as before.
+                    hold.outcome, refused = Outcome.INTERRUPTED, refusal
+                else:
+                    return await _invoke(entry, loaded, hold, given, as_json=as_json)
+            raise refused
 
     raise typer.Exit(asyncio.run(story()))
+
+
+async def _answered(loaded: Any, hold: Any, answer: Any) -> Any:
+    """Return what the graph is given to go on with; raises Unusable when the answer is to nothing that it asks."""
+    from langgraph.types import Command  # noqa: PLC0415  # as above
+
+    from tickd.graphs import bind  # noqa: PLC0415  # as above
+
+    graph, _ = bind(loaded.graph, hold.saver)
+    asked = {question.id: question.value for question in (await graph.aget_state(hold.config)).interrupts}
+    if isinstance(answer, dict) and answer and answer.keys() <= asked.keys():
+        return Command(resume=answer)
+    if len(asked) == 1:
+        # By its id, for LangGraph may give a bare answer to a later question too, and takes no bare null.
+        return Command(resume=dict.fromkeys(asked, answer))
+    if asked:
+        raise Unusable(
+            f"{hold.tick} asks several things: give --value as an object with some of the keys of {asked}"
+        )
+    if answer is not None:
+        raise Unusable(f"{hold.tick} stands at a breakpoint and asks nothing: go on with it by --value null")
+    return None
 
 
 async def _load(entry: Any, directory: Path, stack: AsyncExitStack) -> Any:
