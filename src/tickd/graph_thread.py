@@ -21,7 +21,7 @@ from psycopg.rows import dict_row
 from tickd.dsn import Dsn
 from tickd.errors import Unusable
 from tickd.fence import FencedSaver
-from tickd.graphs import LoadedGraph, Reference, cause, is_made, load_graph, resolve_all
+from tickd.graphs import LoadedGraph, Reference, cause, hold_open, is_made, load_graph, resolve_all
 from tickd.group_commit import GroupCommit
 from tickd.pool import Pool
 from tickd.runs import Run, RunOrder, current_run
@@ -266,33 +266,11 @@ class GraphThread:
     ) -> None:
         """Hold open what a factory opened, and tell if that ends before the close or cannot be closed."""
         try:
-            await self._hold_open(reference, directory, opening)
+            await hold_open(reference, directory, opening, self._closing)
         except BaseException as error:  # noqa: BLE001  # nobody else would hear of it, and the other graphs go on
             early = "broke down and was closed; restart this replica, or its runs may fail"
             what = "could not be closed" if self._closing.is_set() else early
             warn(reference.name, f"what its factory held open {what}: {cause(error)}")
-
-    async def _hold_open(
-        self, reference: Reference, directory: Path, opening: asyncio.Future[LoadedGraph]
-    ) -> None:
-        """Enter what the factory opens, and leave it at the close: an anyio scope has to be left by the task that entered it.
-
-        One task per graph, because a task group that a factory yields from cancels this task when a child of it fails.
-        """
-        async with AsyncExitStack() as stack:
-            try:
-                graph = await load_graph(reference, directory, stack)
-            except Unusable as fault:
-                opening.set_exception(fault)
-                return
-            except BaseException as error:  # noqa: BLE001  # a cancellation too: nobody but the factory cancels this task
-                opening.set_exception(Unusable(f"graph {reference.name}: its factory raised {cause(error)}"))
-                return
-            opening.set_result(graph)
-            await self._closing.wait()
-            return
-        # Only when the factory has swallowed the exception that ended the wait.
-        raise RuntimeError("it ended by itself")
 
     async def _close(self) -> None:
         self._closing.set()

@@ -5,6 +5,7 @@ names may be a compiled graph, a builder that is not compiled yet, or a factory 
 function, or a (async) context manager. Whatever is wrong with one is an Unusable with the graph's name and the cause.
 """
 
+import asyncio
 import hashlib
 import importlib
 import importlib.util
@@ -319,3 +320,27 @@ async def load_graph(reference: Reference, directory: Path, stack: AsyncExitStac
     found = resolve(name, reference.graph, directory)
     make_input = None if function is None else resolve_function(name, function, directory)
     return await open_graph(name, found, make_input, stack)
+
+
+async def hold_open(
+    reference: Reference, directory: Path, opening: asyncio.Future[LoadedGraph], closing: asyncio.Event
+) -> None:
+    """Load a graph, enter what its factory opens, and leave it at the close: an anyio scope has to be left by the task that entered it.
+
+    In a task of its own per graph, because a task group that a factory yields from cancels this task when a child of it
+    fails, and because what a run raises is no news for the factory.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            graph = await load_graph(reference, directory, stack)
+        except Unusable as fault:
+            opening.set_exception(fault)
+            return
+        except BaseException as error:  # noqa: BLE001  # a cancellation too: nobody but the factory cancels this task
+            opening.set_exception(Unusable(f"graph {reference.name}: its factory raised {cause(error)}"))
+            return
+        opening.set_result(graph)
+        await closing.wait()
+        return
+    # Only when the factory has swallowed the exception that ended the wait.
+    raise RuntimeError("it ended by itself")

@@ -232,6 +232,57 @@ graph = StateGraph(State)
 graph.add_node("below", below.compile())
 graph.add_edge(START, "below")
 """
+FACTORIES = """
+import asyncio
+import contextlib
+from langgraph.graph import START, StateGraph
+
+begun, broken_down = asyncio.Event(), asyncio.Event()
+
+
+async def works(state):
+    return {}
+
+
+async def fails(state):
+    raise ValueError("no model")
+
+
+async def waits_for_the_breakdown(state):
+    begun.set()
+    await broken_down.wait()
+
+
+def graph():
+    builder = StateGraph(dict)
+    builder.add_node("node", NODE)
+    builder.add_edge(START, "node")
+    return builder
+
+
+@contextlib.asynccontextmanager
+async def swallows():
+    with contextlib.suppress(ValueError):
+        yield graph()
+
+
+@contextlib.asynccontextmanager
+async def breaks_down():
+    async def client():
+        await begun.wait()
+        asyncio.get_running_loop().call_soon(broken_down.set)
+        raise ConnectionError("tool server went away")
+
+    async with asyncio.TaskGroup() as clients:
+        clients.create_task(client())
+        yield graph()
+
+
+@contextlib.asynccontextmanager
+async def cannot_close():
+    yield graph()
+    raise OSError("disk full")
+"""
 REFUSE_QUESTIONS = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
 CREATE TRIGGER refuse BEFORE INSERT ON checkpoint_writes FOR EACH ROW
@@ -345,6 +396,28 @@ async def test_a_fired_graph_has_failed_that_asks_in_a_subgraph_which_could_not_
     assert fired.returncode == 1
     assert "disk full" in fired.stderr
     assert onlooker.rows("SELECT outcome FROM tickd.ticks") == [("failed",)]
+
+
+@pytest.mark.parametrize(
+    ("factory", "node", "code", "said"),
+    [
+        ("swallows", "fails", 1, "ValueError: no model"),
+        ("breaks_down", "waits_for_the_breakdown", 0, "ConnectionError: tool server went away"),
+        ("cannot_close", "works", 0, "OSError: disk full"),
+    ],
+)
+@pytest.mark.usefixtures("settings")
+async def test_what_a_factory_holds_open_and_a_fired_run_leave_each_other_alone(
+    dsn: str, tmp_path: Path, factory: str, node: str, code: int, said: str
+):
+    """On a replica the two are tasks apart: a run that failed has failed, and one that goes well is not cancelled."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE.replace("asks.py:graph", f"factories.py:{factory}"))
+    (tmp_path / "factories.py").write_text(FACTORIES.replace("NODE", node))
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+
+    assert (fired.returncode, said in fired.stderr) == (code, True), fired
+    assert [row[0] for row in rows(dsn, "asks")] == ["failed" if code else "ran"]
 
 
 async def test_fire_is_refused_with_the_holders_name_while_the_graph_is_held(

@@ -4,9 +4,10 @@ import asyncio
 import inspect
 import json
 import os
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,14 +56,13 @@ def fire(
     async def story() -> int:
         from tickd.writer import sole_writer  # noqa: PLC0415  # langgraph takes a second to import
 
-        async with AsyncExitStack() as stack:
-            loaded = await _load(entry, directory, stack)
-            async with sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold:
-                if value is not None or not hold:
-                    return await _invoke(entry, loaded, hold, value, as_json=as_json)
-                return await _invoke(
-                    entry, loaded, hold, await _input(entry, loaded, hold.tick), as_json=as_json
-                )
+        async with (
+            _opened(entry, directory) as loaded,
+            sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold,
+        ):
+            if value is not None or not hold:
+                return await _invoke(entry, loaded, hold, value, as_json=as_json)
+            return await _invoke(entry, loaded, hold, await _input(entry, loaded, hold.tick), as_json=as_json)
 
     raise typer.Exit(asyncio.run(story()))
 
@@ -86,8 +86,7 @@ def resume_tick(
     async def story() -> int:
         from tickd.writer import continue_tick  # noqa: PLC0415  # as above
 
-        async with AsyncExitStack() as stack:
-            loaded = await _load(entry, directory, stack)
+        async with _opened(entry, directory) as loaded:
             async with continue_tick(tick, name=_name("resume-tick")) as hold:
                 if not hold:
                     return await _invoke(entry, loaded, hold, None, as_json=as_json)
@@ -125,11 +124,28 @@ async def _answered(loaded: Any, hold: Any, answer: Any) -> Any:
     return None
 
 
-async def _load(entry: Any, directory: Path, stack: AsyncExitStack) -> Any:
-    """Load the graph before anything is held or admitted, for a typing error in it is no tick's outcome."""
-    from tickd.graphs import Reference, load_graph  # noqa: PLC0415  # as above
+@asynccontextmanager
+async def _opened(entry: Any, directory: Path) -> AsyncIterator[Any]:
+    """Load the graph before anything is held or admitted, for a typing error in it is no tick's outcome.
 
-    return await load_graph(Reference.of(entry), directory, stack)
+    What its factory opens is held open in a task apart from the run, as on a replica.
+    """
+    from tickd.graphs import Reference, cause, hold_open  # noqa: PLC0415  # as above
+
+    opening: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    closing = asyncio.Event()
+    keeper = asyncio.ensure_future(hold_open(Reference.of(entry), directory, opening, closing))
+    try:
+        yield await asyncio.shield(opening)
+    finally:
+        closing.set()
+        if not opening.done():
+            keeper.cancel()
+        (ended,) = await asyncio.gather(keeper, return_exceptions=True)
+        if ended is not None:
+            sys.stderr.write(
+                f"what its factory held open broke down, or could not be closed: {cause(ended)}\n"
+            )
 
 
 async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
