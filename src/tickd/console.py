@@ -300,6 +300,6 @@ SENTENCES: dict[str, Callable[[Line], str]] = {
     "database.migrated": lambda _: "tables created or updated",
     "database.failed_over": lambda _: "another server is the primary now",
     "retention.swept": lambda _: "removed what is older than its keep",
-    "retention.stuck": lambda _: "cannot remove what is older than its keep: even one thread takes too long",
+    "retention.stuck": lambda _: "cannot remove what is older than its keep: even one row takes too long",
     "library.message": library_message,
 }

@@ -25,7 +25,7 @@ from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
 from tickd.policy import backoff
 from tickd.pool import Pool
-from tickd.retention import BatchSize, remove_old
+from tickd.retention import BatchSize, Removed, remove_old_threads, remove_old_ticks
 from tickd.runner import Unreachable
 from tickd.stop import Stop
 from tickd.tick import Tick, instant_text
@@ -233,18 +233,25 @@ class Upkeep:
 
     async def retain(self) -> None:
         """Remove threads and ticks that are older than their graph's `keep`, batch by batch."""
+        # With a batch size each, for a thread that cannot be removed must keep no ticks.
         kept = [
-            (entry, BatchSize())
+            (entry, ((remove_old_ticks, BatchSize()), (remove_old_threads, BatchSize())))
             for entry in self._entries
             if entry.keep.threads is not None or entry.keep.ticks is not None
         ]
         while kept and not await self._stop.wait(
             backoff(1, first=RETAIN_EVERY, longest=RETAIN_EVERY, seed=self._place.replica)
         ):
-            for entry, batch in kept:
-                await self._remove_old(entry, batch)
+            for entry, ways in kept:
+                removed = [await self._remove_old(entry, remove, batch) for remove, batch in ways]
+                threads, ticks = sum(one.threads for one in removed), sum(one.ticks for one in removed)
+                if threads or ticks:
+                    self._log.info("retention.swept", graph=entry.name, threads=threads, ticks=ticks)
 
-    async def _remove_old(self, entry: Entry, batch: BatchSize) -> None:
+    async def _remove_old(
+        self, entry: Entry, remove: Callable[..., Awaitable[Removed]], batch: BatchSize
+    ) -> Removed:
+        """Remove batch by batch, for as long as there is more, and return how much that was."""
         # Less than the loan of a connection, which would end it and leave Postgres at work.
         within = self._place.answer_timeout * 0.9
         threads = ticks = 0
@@ -254,23 +261,21 @@ class Upkeep:
             try:
                 async with self._pool.connection() as connection:
                     began = time.monotonic()
-                    removed = await remove_old(
-                        connection, self._place.space, entry, batch=batch.size, within=within
-                    )
+                    removed = await remove(connection, self._place.space, entry, batch, within)
             except Unreachable as error:
                 ran_out = time.monotonic() - began >= within.total_seconds()
                 more = ran_out and self._take_fewer(entry, batch, error)
                 continue
             threads, ticks, more = threads + removed.threads, ticks + removed.ticks, removed.more
+            batch.note(removed)
             # So that twice as many have time enough; else every second batch would be in vain.
             if more and time.monotonic() - began < within.total_seconds() / 4:
                 batch.double()
-        if threads or ticks:
-            self._log.info("retention.swept", graph=entry.name, threads=threads, ticks=ticks)
+        return Removed(threads, ticks)
 
     def _take_fewer(self, entry: Entry, batch: BatchSize, error: Exception) -> bool:
         """Take fewer at a time, if that is possible; else say so, once."""
-        if batch.halve():
+        if batch.reduce():
             return True
         if not batch.stuck:
             batch.stuck = True

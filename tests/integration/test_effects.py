@@ -19,7 +19,7 @@ from tests.pages import DOCS, blocks
 from tickd.effects import idempotency_key, once, once_sync
 from tickd.errors import AmbiguousEffect, StaleHold
 from tickd.fence import is_refused
-from tickd.retention import BATCH, remove_old
+from tickd.retention import BatchSize, remove_old_ticks
 from tickd.schedule import parse
 
 
@@ -554,7 +554,7 @@ async def test_effects_are_forgotten_with_their_ticks(stage):
     await stage.connection.execute(OLD_TICK, ["of a tick that is there"])
     entry = parse(SCHEDULE, path="s.yaml", environment={}).entries[GRAPH]
 
-    await remove_old(stage.connection, SPACE, entry, batch=BATCH, within=timedelta(seconds=9))
+    await remove_old_ticks(stage.connection, SPACE, entry, BatchSize(), timedelta(seconds=9))
 
     assert [name for name, *_ in await stage.effects()] == ["of a tick that is there"]
 

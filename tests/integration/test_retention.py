@@ -10,7 +10,7 @@ import pytest
 import tickd
 from tests.fences import config, graph, prepare
 from tickd.entry import Entry
-from tickd.retention import BATCH, Removed, remove_old
+from tickd.retention import BATCH, BatchSize, Removed, remove_old_threads, remove_old_ticks
 from tickd.schedule import parse
 from tickd.settings import read_settings
 from tickd.tick import Outcome
@@ -47,7 +47,10 @@ async def remove_batch(
     connection: psycopg.AsyncConnection[Any], one: Entry, *, batch: int = BATCH
 ) -> Removed:
     """Remove a batch, a whole one unless told otherwise, with time enough."""
-    return await remove_old(connection, 7301, one, batch=batch, within=timedelta(seconds=9))
+    size, within = BatchSize(batch), timedelta(seconds=9)
+    of_ticks = await remove_old_ticks(connection, 7301, one, size, within)
+    of_threads = await remove_old_threads(connection, 7301, one, size, within)
+    return Removed(of_threads.threads, of_ticks.ticks, more=of_threads.more or of_ticks.more)
 
 
 async def age(dsn: str, thread: str, by: timedelta, *, ticks: bool = True) -> None:
@@ -144,6 +147,37 @@ async def test_a_short_keep_does_not_let_a_tick_run_twice(dsn: str, keep: str):
         removed = await remove_batch(connection, entry(keep))
 
     assert removed.ticks == 0
+
+
+async def test_a_thread_that_goes_piece_by_piece_is_whole_and_protected_until_it_is_gone(dsn: str):
+    """A tick may come for it in between: half a state would be worse than none, and its hold has to be the only one."""
+    await prepare(dsn)
+    settings = read_settings(database_url=dsn, replica="a")
+    async with tickd.sole_writer("restock", thread_id="t", settings=settings) as hold:
+        await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+    await age(dsn, "t", timedelta(days=2))
+    piece = BatchSize(size=1, piece=1)
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        one = await remove_old_threads(connection, 7301, entry("1d"), piece, timedelta(seconds=9))
+        with psycopg.connect(dsn, autocommit=True) as other, pytest.raises(psycopg.Error) as refused:
+            other.execute("DELETE FROM checkpoints")
+        async with tickd.sole_writer("restock", thread_id="t", settings=settings) as hold:
+            result = await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+        young = await remove_old_threads(connection, 7301, entry("1d"), piece, timedelta(seconds=9))
+        await age(dsn, "t", timedelta(days=2))
+        passes = [one]
+        while passes[-1].more:
+            passes.append(
+                await remove_old_threads(connection, 7301, entry("1d"), piece, timedelta(seconds=9))
+            )
+
+    assert (one, young) == (Removed(more=True), Removed())
+    assert refused.value.sqlstate == "TK001"
+    assert result["seen"] == ["n0", "n1", "n0", "n1"]
+    assert passes[-2:] == [Removed(1, more=True), Removed()]
+    with psycopg.connect(dsn) as look:
+        assert threads(look) == {table: set() for table in TABLES}
 
 
 async def test_a_removed_thread_is_free_for_others(dsn: str):

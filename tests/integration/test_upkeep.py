@@ -28,6 +28,7 @@ from tickd.upkeep import Upkeep
 pytestmark = pytest.mark.migrated
 
 HOUR = timedelta(hours=1)
+TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
 LISTENING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
 PRESENT = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' AND granted"
@@ -41,6 +42,25 @@ OLD_CHECKPOINT = "INSERT INTO checkpoints (thread_id, checkpoint_id, checkpoint,
 OLD_THREAD = """
 INSERT INTO tickd.threads (thread_id, space, graph, token, held_at)
 VALUES (%s, 7301, %s, 1, now() - interval '2 days')
+RETURNING 1
+"""
+# With a subgraph's, and with all that belongs to checkpoints.
+LONG_HISTORY = """
+WITH of_subgraph AS (
+    INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, checkpoint, metadata)
+    SELECT 'long', CASE WHEN mod(number, 2) = 0 THEN 'below' ELSE '' END, 'c' || number, '{}', '{}'
+    FROM generate_series(1, 30) AS number
+), written AS (
+    INSERT INTO checkpoint_writes (thread_id, checkpoint_id, task_id, idx, channel, blob)
+    SELECT 'long', 'c' || number, 't', 0, 'seen', '' FROM generate_series(1, 30) AS number
+)
+INSERT INTO checkpoint_blobs (thread_id, channel, version, type)
+SELECT 'long', 'seen', number, 'empty' FROM generate_series(1, 30) AS number
+RETURNING 1
+"""
+OLD_TICK = """
+INSERT INTO tickd.ticks (space, graph, fire_time, attempt, thread_id, run_id, outcome)
+VALUES (7301, 'first', now() - interval '2 days', 1, 't', gen_random_uuid(), 'ran')
 RETURNING 1
 """
 # A tick whose holder is gone.
@@ -131,19 +151,39 @@ async def test_histories_too_long_for_one_batch_go_in_smaller_ones(onlooker: Onl
 
 
 @pytest.mark.usefixtures("retaining")
+async def test_a_history_too_long_for_one_batch_by_itself_goes_piece_by_piece(
+    onlooker: Onlooker, book: Logbook
+):
+    """It was tried again each minute, whole, and what was behind it in its graph stayed for ever."""
+    with onlooker.connection.transaction():
+        onlooker.rows(LONG_HISTORY)
+        leave_behind(onlooker, "first", ["long"])
+        leave_behind(onlooker, "first", [f"short {number}" for number in range(3)])
+
+    await onlooker.until(lambda: onlooker.value("SELECT count(*) FROM tickd.threads") == 0, seconds=30)
+
+    assert [onlooker.value(f"SELECT count(*) FROM {table}") for table in TABLES] == [0, 0, 0]
+    await book.wait_for("retention.swept", graph="first")
+    assert book.find("retention.stuck") == []
+
+
+@pytest.mark.usefixtures("retaining")
 async def test_a_thread_that_cannot_be_removed_is_said_once_and_keeps_no_other_graph_waiting(
     onlooker: Onlooker, book: Logbook
 ):
-    """Whatever the first graph has, the second one is looked after."""
+    """Whatever the first graph has, its ticks and the second one are looked after."""
     leave_behind(onlooker, "first", ["huge"])
     await book.wait_for("retention.stuck", graph="first", seconds=30)
 
+    onlooker.rows(OLD_TICK)
+    await book.wait_for("retention.swept", graph="first", ticks=1)
     for number in range(3):  # each of them in a visit that comes after one of the first graph
         leave_behind(onlooker, "second", [f"short {number}"])
         await book.wait_for("retention.swept", graph="second", count=number + 1)
 
     assert len(book.find("retention.stuck")) == 1
     assert onlooker.rows("SELECT thread_id FROM tickd.threads") == [("huge",)]
+    assert onlooker.value("SELECT count(*) FROM tickd.ticks") == 0
 
 
 @asynccontextmanager

@@ -96,7 +96,7 @@ OTHERS = {
     "database.migrated": "tables created or updated",
     "database.failed_over": "another server is the primary now",
     "retention.swept": "removed what is older than its keep",
-    "retention.stuck": "cannot remove what is older than its keep: even one thread takes too long",
+    "retention.stuck": "cannot remove what is older than its keep: even one row takes too long",
     "library.message": "a library: ",
 }
 
