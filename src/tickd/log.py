@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import time
 import traceback
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
@@ -52,6 +53,8 @@ EVENTS = TERMINAL_EVENTS | {
     "retention.stuck",
     "library.message",
 }
+# In seconds, for a pool's trouble that lasts.
+SAID_AGAIN = 60
 LONGEST_TEXT = 20_000
 DEEPEST = 6
 # In bits. Python refuses to write an integer of more than 4300 digits, or of fewer where it is told so.
@@ -98,8 +101,7 @@ def configure_stream(
     root.setLevel(logging.WARNING)
     # APScheduler reports our one timer entry as if it were news, and its errors as tracebacks of its own.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
-    # A pooled connection that ended while it lay idle is replaced, and nobody has missed it.
-    logging.getLogger("psycopg.pool").addFilter(_is_news)
+    logging.getLogger("psycopg.pool").filters[:] = [_PoolNews()]
     logging.captureWarnings(capture=True)
     sys.excepthook = partial(_log_uncaught, log)
     return log
@@ -244,8 +246,24 @@ class _LibraryHandler(logging.Handler):
         getattr(self._log, level)("library.message", logger=record.name, message=message, exc_info=raised)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("discarding closed connection")
+class _PoolNews(logging.Filter):
+    """Of what the pools say, lets through what somebody has missed a connection by, and each trouble once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = str(record.msg)
+        # One that ended while it lay idle is replaced; an attempt that was given up is followed by another one.
+        if said.startswith(("discarding closed connection", "reconnection attempt")):
+            return False
+        if not said.startswith("error connecting"):
+            return True
+        # While anybody waits there is an attempt a second, for as long as the database is away.
+        now, trouble = time.monotonic(), record.getMessage()
+        self._said = {one: at for one, at in self._said.items() if now - at < SAID_AGAIN}
+        return self._said.setdefault(trouble, now) == now
 
 
 def _log_uncaught(

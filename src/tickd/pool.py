@@ -30,17 +30,20 @@ KEEPALIVES: Mapping[str, Any] = {
     "tcp_user_timeout": 25_000,
 }
 
-
+# For how long one attempt to connect is repeated, after a second and after one more; the library would go on for five
+# minutes, and wait twice as long each time.
+RECONNECT_SECONDS = 2.0
 # How long the end of a pool waits for connections that are being opened.
 CLOSE_SECONDS = 1.0
 
 
 class Pool(AsyncConnectionPool[Any]):
-    """A pool whose connections were alive a moment before they are lent.
+    """A pool whose connections were alive a moment before they are lent, and which is back as soon as its server is.
 
     `parameters` are asked for each new connection. `patience` bounds the wait for a connection, `check_within` the check
-    of one that lay idle for longer than `trusted_for`. `loan`, where given, bounds the time for which a connection is
-    lent: what is asked on it then fails as on a broken link.
+    of one that lay idle for longer than `trusted_for`, and the wait for each host while one is opened, unless the
+    parameters have a `connect_timeout`. `loan`, where given, bounds the time for which a connection is lent: what is asked
+    on it then fails as on a broken link.
     """
 
     def __init__(
@@ -55,19 +58,25 @@ class Pool(AsyncConnectionPool[Any]):
         trusted_for: timedelta = timedelta(0),
         loan: timedelta | None = None,
     ) -> None:
+        # libpq takes whole seconds, and no less than two.
+        connect_timeout = max(2, round(check_within.total_seconds()))
+
         async def connect_with() -> dict[str, Any]:
-            return {**KEEPALIVES, **await parameters()}
+            return {"connect_timeout": connect_timeout, **KEEPALIVES, **await parameters()}
 
         self._check_within = check_within
         self._trusted_for = trusted_for.total_seconds()
         self._loan = loan
         self._returned: WeakKeyDictionary[AsyncConnection[Any], float] = WeakKeyDictionary()
+        self._asking = 0
         super().__init__(
             kwargs=connect_with,
             min_size=minimum,
             max_size=maximum,
             timeout=patience.total_seconds(),
             reset=self._note_return,
+            reconnect_timeout=RECONNECT_SECONDS,
+            reconnect_failed=self._try_anew,
             open=False,
             name=name,
         )
@@ -88,7 +97,11 @@ class Pool(AsyncConnectionPool[Any]):
         until = time.monotonic() + (self.timeout if timeout is None else timeout)
         failures = 0
         while True:
-            connection: AsyncConnection[Any] = await super().getconn(until - time.monotonic())
+            self._asking += 1
+            try:
+                connection: AsyncConnection[Any] = await super().getconn(until - time.monotonic())
+            finally:
+                self._asking -= 1
             try:
                 await self._check_alive(connection)
             except BaseException as error:
@@ -116,6 +129,15 @@ class Pool(AsyncConnectionPool[Any]):
         if idle > self._trusted_for or look.poll(0):
             with _within(connection, self._check_within):
                 await self.check_connection(connection)
+
+    async def _try_anew(self, _: AsyncConnectionPool[Any]) -> None:
+        """Try for a connection again, after the pool has given an attempt up, as long as anybody waits for one.
+
+        The pool itself tries for whoever comes, and not for those who are there. It opens one at a time then, and never
+        more than there may be.
+        """
+        if self._asking:
+            await self.check()
 
     async def _note_return(self, connection: AsyncConnection[Any]) -> None:
         self._returned[connection] = time.monotonic()

@@ -1,16 +1,23 @@
 """The pool of connections that are not locks, with connections that end while they lie idle."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import PoolTimeout
+from psycopg_pool.base import AttemptWithBackoff
 
+from tests.cluster import Cluster
 from tests.database import Database
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
+from tests.proxy import Proxy
 from tickd.pool import Pool
 
 
@@ -22,11 +29,39 @@ STILL_THERE = (
 )
 
 
-def pool_of(dsn: str, *, patience: timedelta) -> Pool:
+class Attempts:
+    """How often a pool has begun to open a connection."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._more = asyncio.Condition()
+
+    async def note(self) -> None:
+        """Count one more."""
+        async with self._more:
+            self.count += 1
+            self._more.notify_all()
+
+    async def reach(self, count: int) -> None:
+        """Wait until there were so many."""
+        async with asyncio.timeout(30), self._more:
+            await self._more.wait_for(lambda: self.count >= count)
+
+
+def pool_of(
+    dsn: str,
+    *,
+    patience: timedelta,
+    check_within: timedelta = timedelta(seconds=5),
+    attempts: Attempts | None = None,
+    **given: Any,
+) -> Pool:
     """Return a pool of at most five connections that asks none of them without need."""
 
-    async def parameters() -> dict[str, object]:
-        return {**conninfo_to_dict(dsn), "application_name": "pooled", "autocommit": True}
+    async def parameters() -> dict[str, Any]:
+        if attempts is not None:
+            await attempts.note()
+        return {**conninfo_to_dict(dsn), "application_name": "pooled", "autocommit": True, **given}
 
     return Pool(
         "test",
@@ -34,9 +69,18 @@ def pool_of(dsn: str, *, patience: timedelta) -> Pool:
         minimum=1,
         maximum=5,
         patience=patience,
-        check_within=timedelta(seconds=5),
+        check_within=check_within,
         trusted_for=timedelta(minutes=1),
     )
+
+
+@asynccontextmanager
+async def outage(pool: Pool, cluster: Cluster) -> AsyncIterator[None]:
+    """Stop the server under the pool, whose five connections are idle then, and start it at the end of the block."""
+    await fill(pool)
+    await asyncio.to_thread(cluster.stop, "fast")
+    yield
+    await asyncio.to_thread(cluster.start)
 
 
 async def fill(pool: Pool) -> None:
@@ -107,3 +151,82 @@ async def test_a_cancelled_check_costs_the_pool_no_connection(
                 with pytest.raises(asyncio.CancelledError):
                     await borrower
         await fill(pool)
+
+
+# An outage
+
+
+async def test_after_an_outage_the_first_loan_does_not_wait_for_as_long_again(
+    private_cluster: Cluster, private_database: Database, monkeypatch: pytest.MonkeyPatch
+):
+    """The library waits twice as long after each attempt that fails, and a loan starts none while it waits."""
+    # As if it had been away for a minute.
+    monkeypatch.setattr(AttemptWithBackoff, "INITIAL_DELAY", 60.0)
+    async with pool_of(private_database.dsn, patience=timedelta(seconds=10)) as pool:
+        async with outage(pool, private_cluster):
+            with pytest.raises(PoolTimeout):
+                await pool.getconn(0.3)
+
+        async with pool.connection() as connection:
+            assert await (await connection.execute("SELECT 1")).fetchone() == (1,)
+
+
+@pytest.mark.usefixtures("log")
+async def test_as_long_as_anybody_waits_a_connection_is_tried_for_and_not_in_a_hurry(
+    private_cluster: Cluster, private_database: Database, book: Logbook
+):
+    """Checkpoints wait for half a minute; a server that comes up is not to be met by a storm, nor is each a line."""
+    attempts = Attempts()
+    async with pool_of(private_database.dsn, patience=timedelta(minutes=1), attempts=attempts) as pool:
+        async with outage(pool, private_cluster):
+            before, began = attempts.count, time.monotonic()
+            waiting = asyncio.create_task(pool.getconn())
+            # Five had been open, and each of them is given up with its third attempt.
+            await attempts.reach(before + 3 * 5 + 3)
+            assert time.monotonic() - began > 2
+            assert not waiting.done()
+            assert len(book.find("library.message")) == 1
+
+        async with asyncio.timeout(10):
+            await pool.putconn(await waiting)
+
+
+async def test_all_who_waited_through_an_outage_share_the_connections_there_may_be(
+    private_cluster: Cluster, private_database: Database
+):
+    """What the server can serve is counted, and every replica comes back at the same moment."""
+    pids: set[int] = set()
+    there: set[Any] = set()
+
+    async def borrow(pool: Pool) -> None:
+        async with pool.connection() as connection:
+            pids.add(connection.info.backend_pid)
+            there.update(await (await connection.execute(STILL_THERE)).fetchall())
+
+    attempts = Attempts()
+    async with pool_of(private_database.dsn, patience=timedelta(minutes=1), attempts=attempts) as pool:
+        async with asyncio.TaskGroup() as waiting, outage(pool, private_cluster):
+            before = attempts.count
+            for _ in range(30):
+                waiting.create_task(borrow(pool))
+            await attempts.reach(before + 3 * 5 + 2)
+        assert 1 <= len(pids) <= 5
+        assert max(there) <= (5,)
+        await fill(pool)
+
+
+@pytest.mark.parametrize(
+    ("within", "given"), [(1, {}), (3600, {"connect_timeout": 2})], ids=["the pool's own", "the DSN's"]
+)
+async def test_a_server_that_says_nothing_does_not_keep_an_attempt(
+    database: Database, within: float, given: dict[str, Any]
+):
+    """Psycopg's default is two minutes, and a pool has three that connect."""
+    port = int(conninfo_to_dict(database.admin_dsn)["port"] or 5432)
+    attempts = Attempts()
+    with Proxy(port) as proxy:
+        proxy.freeze()
+        dsn = database.dsn.replace(f":{port}/", f":{proxy.port}/")
+        limits = {"patience": timedelta(minutes=1), "check_within": timedelta(seconds=within)}
+        async with pool_of(dsn, **limits, attempts=attempts, **given):
+            await attempts.reach(2)

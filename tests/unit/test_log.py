@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.logbook import Logbook, logging_to
 from tests.replicas import strict_json
+from tickd import log as logs
 from tickd.log import EVENTS, LONGEST_TEXT, TERMINAL_EVENTS, Log, configure_stream, plain, text_of
 from tickd.tick import Outcome
 
@@ -359,6 +361,23 @@ def test_a_library_warns_in_a_line_of_its_own(book: Logbook):
     }
     assert (error["level"], error["message"]) == ("error", "never retrieved")
     assert error["exception"].endswith("ValueError: no stock\n")
+
+
+@pytest.mark.usefixtures("log")
+def test_a_trouble_of_a_pool_that_lasts_is_said_once_a_minute(book: Logbook, monkeypatch: pytest.MonkeyPatch):
+    """A pool tries for a connection every second, through a night without a database."""
+    pool = logging.getLogger("psycopg.pool")
+    for now in (0.0, 1.0, 59.0, 60.0, 61.0):
+        monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        pool.warning("error connecting in %r: %s", "tickd-ledger", "connection refused")
+        pool.warning("reconnection attempt in pool %r failed after %s sec", "tickd-ledger", 2.0)
+    pool.warning("error connecting in %r: %s", "tickd-ledger", "the database system is starting up")
+
+    assert [line["message"] for line in book.find("library.message")] == [
+        "error connecting in 'tickd-ledger': connection refused",
+        "error connecting in 'tickd-ledger': connection refused",
+        "error connecting in 'tickd-ledger': the database system is starting up",
+    ]
 
 
 @pytest.mark.parametrize(
