@@ -15,13 +15,15 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from rich.console import Console
 from rich.text import Text
 
 from tickd import console as console_lines
+from tickd.errors import Unusable
+from tickd.outlet import Outlet
 from tickd.tick import Outcome, instant_text
 
 
@@ -75,7 +77,10 @@ def configure(
     """
     stream = _own_stdout()
     as_console = log_format == "console" or (log_format is None and stream.isatty())
-    return configure_stream(stream, replica=replica, as_console=as_console, level=level, secrets=secrets)
+    # To typeshed, what io calls a text stream is none.
+    return configure_stream(
+        cast("TextIO", stream), replica=replica, as_console=as_console, level=level, secrets=secrets
+    )
 
 
 def configure_stream(
@@ -88,6 +93,7 @@ def configure_stream(
         processors=[
             structlog.processors.add_log_level,
             _stamp(replica),
+            _lost_lines(stream),
             _exception_field,
             _plain(secrets),
             _console(stream) if as_console else _json,
@@ -107,12 +113,15 @@ def configure_stream(
     return log
 
 
-def _own_stdout() -> TextIO:
+def _own_stdout() -> Outlet:
     """Keep the real stdout for the log alone and send file descriptor 1 to stderr."""
+    if sys.stdout is None or sys.stderr is None:
+        # Their file descriptors are free, and are or will be somebody else's.
+        raise Unusable("stdout or stderr is closed: redirect it, to /dev/null if nobody is to read it")
     sys.stdout.flush()
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    outlet = Outlet(os.dup(1))
     os.dup2(2, 1)
-    return stream
+    return outlet
 
 
 def _stamp(replica: str) -> structlog.typing.Processor:
@@ -124,6 +133,17 @@ def _stamp(replica: str) -> structlog.typing.Processor:
         return {**head, **line}
 
     return stamp
+
+
+def _lost_lines(stream: TextIO) -> structlog.typing.Processor:
+    """Let the first line that comes through again say how many before it did not."""
+
+    def add(_: Any, __: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(stream, Outlet) and stream.lost:
+            line["lines_lost"] = stream.lost
+        return line
+
+    return add
 
 
 def _exception_field(_: Any, __: str, line: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.graphs import noisy, witnessed
 from tests.replicas import Fleet
-from tests.witness import GRAPHS
+from tests.witness import GRAPHS, Witness
 
 
 pytestmark = pytest.mark.chaos
@@ -68,3 +68,27 @@ def test_every_line_has_the_four_common_fields(fleet: Fleet):
     assert [line["fire_time"] for line in replica.events("tick.started")] == [
         line["fire_time"] for line in replica.terminal_lines() if line["event"] == "tick.ran"
     ]
+
+
+def test_a_stdout_that_takes_nothing_stops_no_tick(fleet: Fleet, witness: Witness):
+    """The log's disk is full or its reader gone: the ticks are what a replica is for, and the ledger knows of them."""
+    graphs = {"restock": {"graph": f"{GRAPHS}:quick", "every": "500ms"}}
+    replica = fleet.start(
+        "a", fleet.schedule(graphs), prefix=["sh", "-c", 'exec "$@" > /dev/full', "to a full disk"]
+    )
+
+    third = witness.wait_for_node("quick", count=3, timeout=30)
+
+    assert third.replica == "a"
+    assert replica.stop() == 0
+    assert "stdout takes no log lines (No space left on device)" in replica.stderr
+
+
+def test_a_closed_stdout_is_refused_in_words(fleet: Fleet):
+    """Its file descriptor goes to whatever is opened next, a database session perhaps, and the log would be written there."""
+    graphs = {"restock": {"graph": f"{GRAPHS}:quick", "every": "500ms"}}
+    replica = fleet.start("a", fleet.schedule(graphs), prefix=["sh", "-c", 'exec "$@" >&-', "to nothing"])
+
+    assert replica.wait() == 2
+    assert "stdout or stderr is closed" in replica.stderr
+    assert "Traceback" not in replica.stderr
