@@ -267,6 +267,8 @@ def test_a_key_that_is_not_known_is_refused_with_the_one_that_was_meant(line, fa
         ("anchor: 2026-05-04", "anchor: '2026-05-04' is not an instant such as 2026-05-04T10:00:00Z (date, time and offset)"),
         ("anchor: 2026-05-04T10:00:00", "anchor: '2026-05-04T10:00:00' is not an instant such as 2026-05-04T10:00:00Z (date, time and offset)"),
         ("anchor: 0001-01-01T00:00:00Z", "anchor: '0001-01-01T00:00:00Z' is not within the years 1970 to 2999"),
+        ("anchor: 0001-01-01T00:00:00+23:00", "anchor: '0001-01-01T00:00:00+23:00' is not within the years 1970 to 2999"),
+        ("anchor: 9999-12-31T23:59:59-23:00", "anchor: '9999-12-31T23:59:59-23:00' is not within the years 1970 to 2999"),
         ("keep: forever", "keep: 'forever' is not a duration such as 500ms, 30s, 10m, 2h or 1d"),
         ("config: x", "config: a mapping was expected"),
         ("config: {tags: [{}]}", "config: tags: a text was expected, not a list or a mapping"),
