@@ -21,6 +21,7 @@ INTEGER: Final = re.compile(r"[-+]?[0-9]{1,300}")
 BASED_INTEGER: Final = re.compile(r"0o[0-7]{1,100}|0x[0-9a-fA-F]{1,100}")
 DECIMAL: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+HIDDEN: Final = " "  # no name has a space in it
 AMBIGUOUS: Final = re.compile(
     r"(?i:yes|no|on|off)|[-+]?0[0-9]+|[-+]?[0-9]+_[0-9_]*(?:\.[0-9_]*)?|[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?"
 )
@@ -68,9 +69,17 @@ class Meaning:
             return None
         try:
             template.check(text)
+        except ValueError:
+            self._bad_template(node)
+        return text
+
+    def _bad_template(self, node: Scalar) -> None:
+        # In braces of the file's own, what came from the environment would be a name, and names are shown.
+        shown = placeholder.fill(node.text, self.environment, insert=lambda _: HIDDEN)
+        try:
+            template.check(shown)
         except ValueError as error:
             self.faults.add(node.place, str(error), of=self.of)
-        return text
 
     def _tree(self, node: Tree, *, templates: bool) -> dict[str, Any]:
         if templates and len(node.pairs) == 1:

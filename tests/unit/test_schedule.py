@@ -592,6 +592,9 @@ def test_a_placeholder_that_cannot_be_filled_is_said_where_it_stands(written, fa
         "timezone: '${S}'",
         "mode: ${S}",
         "thread: '{x${S}}'",
+        "thread: '{${S}}'",
+        "input: {x: '{${S}}'}",
+        "input: {x: '{graph:${S}}'}",
         "config: {recursion_limit: '${S}'}",
         "graph: ${S}",
         "keep: ${S}",
@@ -600,9 +603,10 @@ def test_a_placeholder_that_cannot_be_filled_is_said_where_it_stands(written, fa
 def test_what_a_placeholder_stands_for_is_never_shown(line):
     """It may be a password in the wrong place."""
     text = _graph(line) if not line.startswith("graph") else f"graphs:\n  a:\n    every: 1s\n    {line}\n"
-    faults = "\n".join(_faults(text, S="hunter2-secret"))
-    assert "S}" in faults or "brace" in faults
-    assert not any("hunter2-secret"[i : i + 4] in faults for i in range(len("hunter2-secret") - 3))
+    for secret in ("hunter2-secret", "hunter2_secret"):  # the second could be a name
+        faults = "\n".join(_faults(text, S=secret))
+        assert "S}" in faults or "brace" in faults or "{graph}" in faults
+        assert not any(secret[i : i + 4] in faults for i in range(len(secret) - 3))
 
 
 def test_a_placeholder_of_a_list_that_cannot_be_filled_is_one_fault():
