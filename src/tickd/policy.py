@@ -123,21 +123,34 @@ def unfired(
     first = after(since)
     if first is None or first > until:
         return Unfired()
-    newest: deque[datetime] = deque(maxlen=most)
-    instant: datetime | None = after(max(since, until - catch_up))
-    left_out = first if instant is None or first < instant else None
-    while instant is not None and instant <= until:
-        if len(newest) == most:
-            left_out = left_out or newest[0]
-        newest.append(instant)
-        instant = after(instant)
-    kept = tuple(newest)
-    before = (left_out, kept[0] if kept else until) if left_out is not None else None
+    kept = _newest(after, since=max(since, until - catch_up), until=until, most=most)
+    before = None if kept and kept[0] == first else (first, kept[0] if kept else until)
     if missed == "all":
         return Unfired(run=kept, before=before)
     if missed == "latest":
         return Unfired(run=kept[-1:], coalesced=kept[:-1], before=before)
     return Unfired(missed=kept, before=before)
+
+
+def _newest(
+    after: Callable[[datetime], datetime | None], *, since: datetime, until: datetime, most: int
+) -> tuple[datetime, ...]:
+    """Return the newest fire times in (since, until], `most` of them or all that there are.
+
+    A series goes forwards only, and to walk through two weeks of seconds takes a quarter of a minute, in which nothing
+    else of a replica moves: so it is entered near the end, and twice as far back each time that this was not enough.
+    """
+    back = timedelta(seconds=1)
+    while True:
+        begin = max(since, until - back)
+        newest: deque[datetime] = deque(maxlen=most)
+        instant = after(begin)
+        while instant is not None and instant <= until:
+            newest.append(instant)
+            instant = after(instant)
+        if len(newest) == most or begin == since:
+            return tuple(newest)
+        back *= 2
 
 
 def in_own_order(ticks: Sequence[TickT], replica: str) -> list[TickT]:

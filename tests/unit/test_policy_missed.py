@@ -89,6 +89,22 @@ def test_no_more_than_the_newest_are_kept():
     assert found("latest", until=30, most=1) == Unfired(run=at(30), before=two(5, 30))
 
 
+def test_a_long_absence_is_looked_at_from_its_end():
+    """One million ticks to walk through are seconds in which a starting replica answers nobody."""
+    asked = []
+
+    def after(instant: datetime) -> datetime | None:
+        asked.append(instant)
+        return EVERY_5_S.after(instant)
+
+    since, until = two(0, 60 * 86_400)
+    outcome = unfired(after, since=since, until=until, missed="all", catch_up=timedelta(days=60), most=1000)
+
+    assert outcome.run == tuple(until - count * 5 * SECOND for count in reversed(range(1000)))
+    assert outcome.before == (NOON + 5 * SECOND, outcome.run[0])
+    assert len(asked) < 10_000
+
+
 def test_a_window_without_a_fire_time_leaves_the_whole_stretch():
     """The stretch then ends with the absence itself."""
     assert found("all", until=13, catch_up=2 * SECOND) == Unfired(before=two(5, 13))
