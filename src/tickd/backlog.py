@@ -52,7 +52,7 @@ class Backlog:
         self._place = place
         self._clock = clock
         self._stop = stop
-        self._intake = Intake(pool, place.space)
+        self._intake = Intake(pool, place.space, stop)
         self._unwritten: dict[Tick, datetime] = {}
         self._working_off: set[str] = set()
 

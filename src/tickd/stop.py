@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from math import inf
 
 
 class Stop:
@@ -11,7 +12,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self._limits: set[asyncio.Timeout] = set()
+        self._limits: dict[asyncio.Timeout, float] = {}
 
     @property
     def requested(self) -> bool:
@@ -22,9 +23,9 @@ class Stop:
         """Ask for the stop."""
         self._event.set()
         now = asyncio.get_running_loop().time()
-        for limit in self._limits:
+        for limit, rest in self._limits.items():
             if not limit.expired():
-                limit.reschedule(now)
+                limit.reschedule(min(limit.when() or inf, now + rest))
 
     async def wait(self, duration: timedelta | None = None) -> bool:
         """Wait for the stop, at most for the duration; True if it has been asked for."""
@@ -37,11 +38,19 @@ class Stop:
             return self.requested
 
     @asynccontextmanager
-    async def limit(self, duration: timedelta) -> AsyncIterator[None]:
-        """Let the block wait for other things for at most the duration; it ends with TimeoutError, at a stop as well."""
-        async with asyncio.timeout(0 if self.requested else duration.total_seconds()) as limit:
-            self._limits.add(limit)
+    async def limit(
+        self, duration: timedelta | None = None, *, rest: timedelta = timedelta(0)
+    ) -> AsyncIterator[None]:
+        """Let the block wait for other things for at most the duration, and no longer than `rest` after a stop.
+
+        It ends with TimeoutError then.
+        """
+        seconds = None if duration is None else duration.total_seconds()
+        if self.requested:
+            seconds = rest.total_seconds() if seconds is None else min(seconds, rest.total_seconds())
+        async with asyncio.timeout(seconds) as limit:
+            self._limits[limit] = rest.total_seconds()
             try:
                 yield
             finally:
-                self._limits.discard(limit)
+                del self._limits[limit]

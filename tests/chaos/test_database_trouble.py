@@ -104,12 +104,13 @@ def test_a_hold_on_a_primary_that_is_no_more_is_lost_though_its_session_lives(
         assert witness.overlaps() == []
 
 
+@pytest.mark.parametrize("mode", ["skip", "claim"])
 def test_while_the_database_is_away_every_tick_has_its_line_in_time_and_a_stop_is_heard(
-    fleet: Fleet, database: Database
+    fleet: Fleet, database: Database, mode: str
 ):
     """Each of them looks whether another replica has it, and what cannot be reached takes its time to fail."""
     port = int(conninfo_to_dict(database.admin_dsn)["port"] or 5432)
-    restock = {"graph": f"{GRAPHS}:quick", "every": "2s", "grace": "1s"}
+    restock = {"graph": f"{GRAPHS}:quick", "every": "2s", "grace": "1s", "catch_up": "1s", "mode": mode}
     schedule = fleet.schedule({f"restock_{number}": restock for number in range(30)})
     with Proxy(port) as proxy:
         dsn = database.dsn.replace(f":{port}/", f":{proxy.port}/")
