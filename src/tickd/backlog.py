@@ -7,10 +7,12 @@ ready row, which may be another tick than the one that was fired. After a run it
 Each fire ends with one line on each replica (ran here, or skipped and why), and each claimed run with one of its own.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from psycopg_pool import AsyncConnectionPool
@@ -53,22 +55,22 @@ class Backlog:
         self._clock = clock
         self._stop = stop
         self._intake = Intake(pool, place.space, stop)
-        self._unwritten: dict[Tick, datetime] = {}
+        self._unwritten: dict[str, dict[Tick, datetime]] = defaultdict(dict)
         self._working_off: set[str] = set()
 
     @property
     def unwritten_since(self) -> datetime | None:
         """Return when the earliest tick came due that this replica has fired and that has no row yet."""
-        return min(self._unwritten.values(), default=None)
+        return min(chain.from_iterable(ticks.values() for ticks in self._unwritten.values()), default=None)
 
     async def run_tick(self, tick: Tick) -> None:
         """Take one fired tick of a graph in claim mode to its line here, and go on with what waits behind it."""
         entry = self._entries[tick.graph]
         due = tick.fire_time + entry.start_delay(tick)
-        self._unwritten[tick] = due
+        self._unwritten[tick.graph][tick] = due
         end = await self._runner.conclude(tick, self._end_of(entry, tick, due))
         if not self._stop.requested:
-            self._unwritten.pop(tick, None)
+            self._unwritten[tick.graph].pop(tick, None)
         if end is None:
             await self.work_off(tick.graph)
 
@@ -106,7 +108,7 @@ class Backlog:
         enqueued = await self._enqueue(entry, tick, due + max(entry.grace, entry.catch_up))
         if isinstance(enqueued, End):
             return enqueued
-        self._unwritten.pop(tick, None)
+        self._unwritten[tick.graph].pop(tick, None)
         row = enqueued.row
         if row.waits and enqueued.new and entry.overlap == "cancel":
             await self._displace(tick)
@@ -132,12 +134,18 @@ class Backlog:
                 return await self._intake.put(due)
             except Unreachable as error:
                 self._runner.note_unreachable(error)
+                if tries == 1 and self._waiting_before(tick) >= entry.max_backlog:
+                    return skipped(SkipReason.BACKLOG_FULL)
                 pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=str(tick))
                 if await self._stop.wait(pause):
                     return error_end(error, reason="db_connect", tries=tries)
         row = await self._look_up(tick)
         late_ms = milliseconds(self._clock.now() - tick.fire_time)
         return _left_alone(row, None) if row else End(Outcome.MISSED, {"reason": "late", "late_ms": late_ms})
+
+    def _waiting_before(self, tick: Tick) -> int:
+        """Return how many earlier ticks of the graph wait here for their rows: no more than may wait in the ledger."""
+        return sum(other < tick for other in self._unwritten[tick.graph])
 
     async def _displace(self, tick: Tick) -> None:
         """Ask whoever runs an earlier tick of the graph to make room, here and elsewhere."""

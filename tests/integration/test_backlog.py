@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, LiteralString
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import InsufficientPrivilege
 
 from tests.database import Database, Server
@@ -17,6 +18,7 @@ from tests.ledger_rows import FALLIBLE, state_of, ticks
 from tests.lock_sessions import SPACE, place_of
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
+from tests.proxy import Proxy
 from tests.witness import GRAPHS, Witness
 from tickd import announcement, claim, runner
 from tickd.backlog import MOST_LOST_HOLDERS
@@ -259,6 +261,32 @@ async def test_a_tick_without_a_row_holds_back_the_word_of_its_replica(
         assert replica.backlog.unwritten_since is None
 
     assert told(book) == [("started",), ("ran",)]
+
+
+@pytest.mark.usefixtures("witness")
+async def test_while_the_ledger_is_away_no_more_ticks_wait_for_it_than_may_wait_in_it(
+    database: Database, log: Log, book: Logbook
+):
+    """A graph that is due each second would fill the memory of every replica, and nobody would run all of that."""
+    port = int(conninfo_to_dict(database.admin_dsn)["port"] or 5432)
+    with Proxy(port) as proxy:
+        place = place_of(database.dsn.replace(f":{port}/", f":{proxy.port}/"))
+        async with replica_inside(place, letters(keys={"max_backlog": 2}), log) as replica:
+            proxy.freeze()
+            replica.pool.timeout = 0.2
+            await replica.pool.drain()
+            async with asyncio.TaskGroup() as firing:
+                for seconds in (4, 3, 2, 1):
+                    tick = replica.tick(GRAPH, seconds_ago=seconds)
+                    firing.create_task(replica.backlog.run_tick(tick))
+                await book.wait_for("tick.skipped", reason="backlog_full", count=2)
+                replica.pool.timeout = 30
+                proxy.thaw()
+
+    refused = [line["fire_time"] for line in book.find("tick.skipped", reason="backlog_full")]
+    ran = [line["fire_time"] for line in book.find("tick.ran")]
+    assert (len(refused), len(ran)) == (2, 2)
+    assert max(ran) < min(refused)
 
 
 async def test_a_tick_is_caught_up_for_so_long_and_no_longer(start: Start, book: Logbook, witness: Witness):
