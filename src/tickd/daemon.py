@@ -16,7 +16,7 @@ from tickd.clock import DatabaseClock
 from tickd.database import DatabaseStart
 from tickd.ends import milliseconds
 from tickd.entry import Entry
-from tickd.fleet import Fleet, beat
+from tickd.fleet import Fleet
 from tickd.graph_thread import GraphThread, PoolSize
 from tickd.graphs import Reference, resolve_all
 from tickd.http import serving
@@ -24,7 +24,7 @@ from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
 from tickd.policy import fires_after, in_own_order
 from tickd.pool import Pool
-from tickd.runner import LEAD, Limits, Runner, Unreachable
+from tickd.runner import LEAD, Limits, Runner
 from tickd.schedule import Schedule
 from tickd.settings import Settings
 from tickd.stop import Stop
@@ -214,17 +214,8 @@ class Daemon:
             timer.stop()
             drain_ms = milliseconds(self._settings.drain_timeout)
             self._log.info("daemon.draining", running=runner.running, drain_timeout_ms=drain_ms)
-            await self._leave_word(pool, backlog.unwritten_since)
             await self._drain(at_work)
         return 1 if runner.drain_ran_out or upkeep.failed else 0
-
-    async def _leave_word(self, pool: Pool, unwritten_since: datetime | None) -> None:
-        """Note to the moment how far this replica has fired, for the first to start should this be the last to stop."""
-        try:
-            async with pool.connection() as connection:
-                await beat(connection, self._place.space, unwritten_since)
-        except Unreachable:
-            return  # the last sweep's word stands
 
     async def _drain(self, at_work: set[asyncio.Task[None]]) -> None:
         """Wait until every tick has ended, or leave with what cannot be ended.

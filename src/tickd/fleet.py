@@ -3,16 +3,18 @@
 Every replica that fires shares a lock, the presence, for as long as it lives. Who can take it alone at its start is the
 first after all were down; it accounts for the fire times in between. A second lock, the books, lets one replica at a
 time arrive, and the first keep it until it has settled: a first that dies in the middle has been seen by nobody, so the
-next one to arrive is the first again. The server decides, so a killed replica counts as gone at once. How far the fleet
-had come is one row per lock space, moved on with each sweep.
+next one to arrive is the first again. The server decides, so a killed replica counts as gone at once.
+
+How far the fleet had come is one row per lock space. Only who is present moves it on, and on the session that makes it so.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from psycopg import AsyncConnection
+from psycopg.errors import LockNotAvailable
 
 from tickd.lock import LockSession
 from tickd.stop import Stop
@@ -32,10 +34,7 @@ BEAT = """
 INSERT INTO tickd.spaces (space, alive_at)
 VALUES (%s, LEAST(clock_timestamp(), %s::timestamptz - interval '1 microsecond'))
 ON CONFLICT (space) DO UPDATE SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at)
-RETURNING EXISTS (
-    SELECT FROM tickd.ticks AS t
-    WHERE t.space = spaces.space AND (t.outcome IS NULL OR t.outcome = 'handed_off')
-)
+RETURNING ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
 """
 # ON CONFLICT locks every row that it meets, also where it leaves it as it is. So it is let meet only those that change, and
 # in the order in which an admission of many goes through them: crosswise, the two would wait for each other.
@@ -110,6 +109,17 @@ class Fleet:
             await self._ask(TOGETHER, self._presence)
             await self._close_books()
 
+    async def beat(self, unfired_since: datetime) -> int | None:
+        """Move on how far the fleet has come: to now, or to just before what is not fired yet or has no row yet.
+
+        Returns the timeline of the server on which this replica is present, if it is, and that could be said.
+        """
+        if self._joined:
+            with suppress(LockNotAvailable):  # somebody's transaction has the row, and the session lives
+                timeline: int = (await self.session.fetch(BEAT, (self._space, unfired_since)))[0]
+                return timeline
+        return None
+
     async def alive_at(self) -> datetime | None:
         """Return how far the fleet had come when it was last seen to fire; None when it never was."""
         row = await self.session.fetch(ALIVE_AT, [self._space])
@@ -157,12 +167,3 @@ class Fleet:
 
     async def _ask(self, statement: str, key: int) -> bool:
         return bool((await self.session.fetch(statement, [key]))[0])
-
-
-async def beat(connection: AsyncConnection[Any], space: int, unwritten_since: datetime | None) -> bool:
-    """Move on how far the fleet has come: to now, or to just before a tick that came due here and has no row yet.
-
-    Returns whether any tick is open, which is what a sweep is for.
-    """
-    row = await (await connection.execute(BEAT, (space, unwritten_since))).fetchone()
-    return bool(row and row[0])

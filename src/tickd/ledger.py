@@ -111,6 +111,9 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS t
 """
+ANY_OPEN = """
+SELECT EXISTS (SELECT FROM tickd.ticks WHERE space = %s AND (outcome IS NULL OR outcome = 'handed_off'))
+"""
 WAITING = """
 SELECT t.graph, t.fire_time
 FROM tickd.ticks AS t
@@ -265,6 +268,12 @@ async def admitted(
         Tick(graph, fire_time.astimezone(UTC)): Admitted(replica, ended, since and since.astimezone(UTC))
         for graph, fire_time, replica, ended, since in await cursor.fetchall()
     }
+
+
+async def any_open(connection: AsyncConnection[Any], space: int) -> bool:
+    """Say whether any tick is open, which is what a sweep is for."""
+    row = await (await connection.execute(ANY_OPEN, [space])).fetchone()
+    return bool(row and row[0])
 
 
 async def waiting(connection: AsyncConnection[Any], space: int) -> list[Tick]:

@@ -1,21 +1,22 @@
 """The upkeep of one replica: what it does beside ticks, each in a task of its own.
 
 It measures the database's clock, notices jumps of this host's, watches the graph loop, sweeps the ledger for what other
-replicas left behind, and listens for what they hand off. None of it is needed for a tick to be run once: a sweep that
-is late finds its ticks later, and a replica that hears nothing sweeps (I7).
+replicas left behind, is present among those that fire, and listens for what they hand off. None of it is needed for a
+tick to be run once: a sweep that is late finds its ticks later, and a replica that hears nothing sweeps (I7).
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg import AsyncConnection
 from psycopg.errors import InsufficientPrivilege
 
-from tickd import announcement, claim, fleet, ledger
+from tickd import announcement, claim, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
 from tickd.entry import Entry
@@ -40,6 +41,7 @@ LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
 RETAIN_EVERY = timedelta(seconds=60)
 LEAST_JUMP = timedelta(seconds=1)
 LISTEN_AGAIN = timedelta(seconds=30)
+BEAT_EVERY = timedelta(seconds=2)
 # A session that has listened for so long is replaced without a pause when it ends.
 PRESENT_FOR = timedelta(seconds=2)
 LOOK_AT_LOOP_EVERY = timedelta(milliseconds=250)
@@ -181,7 +183,7 @@ class Upkeep:
     async def _sweep(self) -> timedelta:
         """Sweep once and return when to sweep again: soon while there are claims that somebody may leave behind."""
         async with self._pool.connection() as connection:
-            if not await fleet.beat(connection, self._place.space, self._unwritten_since()):
+            if not await ledger.any_open(connection, self._place.space):
                 return SWEEP_EVERY
             # Told at once: their rows are closed, so no other sweep finds them, and what comes next may fail.
             for gone in await ledger.abandon(connection, self._place.space):
@@ -210,25 +212,27 @@ class Upkeep:
             self._not_ended.add(graph)
 
     async def listen(self) -> None:
-        """Take over what other replicas announce, as soon as they do; sweeps find what is not heard."""
+        """Be present, and take over what other replicas announce, as soon as they do; sweeps find what is not heard."""
         tries = 0
         present: Fleet | None = self._fleet
         while not self._stop.requested:
             tries += 1
             present_since = math.inf
-            try:
+            with suppress(*Unreachable):
                 present = present or Fleet(await open_session(self._place))
                 async with closing(present.session) as session:
                     await present.join(self._stop)
                     await session.change(announcement.LISTEN)
                     present_since = time.monotonic()
-                    await self._hear(session.connection.notifies)
-            except Unreachable:
-                if time.monotonic() - present_since > PRESENT_FOR.total_seconds():
-                    tries = 0  # at once: a replica that starts meanwhile would take itself for the first
-                else:
-                    pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
-                    await self._stop.wait(pause)
+                    await self._hear(present)
+                    if self._stop.requested:
+                        # Said to the moment, and before this one is gone, for the first to start should it be the last to stop.
+                        await present.beat(self._unfired_since())
+            if time.monotonic() - present_since > PRESENT_FOR.total_seconds():
+                tries = 0  # at once: a replica that starts meanwhile would take itself for the first
+            else:
+                pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
+                await self._stop.wait(pause)
             present = None
 
     async def retain(self) -> None:
@@ -282,14 +286,23 @@ class Upkeep:
             self._log.warning("retention.stuck", graph=entry.name, error=text_of(error))
         return False
 
-    async def _hear(self, notifies: Callable[..., Any]) -> None:
+    async def _hear(self, present: Fleet) -> None:
+        """Hear what is announced, and beat in between, until the stop or a failover.
+
+        The beat also notices a link that has died without a word: nobody would be present any more, and nobody would know.
+        """
+        notifies = present.session.connection.notifies
+
         async def hear() -> None:
-            async for notice in notifies():
-                told = announcement.announced(notice.payload, self._place.space)
-                if told is not None and told.handed_off is not None:
-                    self._take_over(told.handed_off)
-                elif told is not None and told.displacing is not None:
-                    self._displace(told.displacing)
+            beats = 0
+            timeline = await present.beat(self._unfired_since())
+            while beats == 0 or timeline is None or timeline >= self._clock.timeline:
+                beats += 1
+                seed = f"{self._place.replica}/{beats}"
+                pause = backoff(1, first=BEAT_EVERY, longest=BEAT_EVERY, seed=seed)
+                async for notice in notifies(timeout=pause.total_seconds()):
+                    self._heed(notice.payload)
+                timeline = await present.beat(self._unfired_since())
 
         hearing = asyncio.ensure_future(hear())
         stop = asyncio.ensure_future(self._stop.wait())
@@ -301,6 +314,22 @@ class Upkeep:
             hearing.cancel()
             stop.cancel()
             await asyncio.wait({hearing, stop})
+
+    def _heed(self, payload: str) -> None:
+        told = announcement.announced(payload, self._place.space)
+        if told is not None and told.handed_off is not None:
+            self._take_over(told.handed_off)
+        elif told is not None and told.displacing is not None:
+            self._displace(told.displacing)
+
+    def _unfired_since(self) -> datetime:
+        """Return up to which instant everything that came due was fired here, and has its row where it must not be lost.
+
+        By this replica's idea of the database's clock: the statement may reach the server late. A timer that is stopped, or
+        that stood still, is behind.
+        """
+        fired = self._clock.now() - self._timer.overdue()
+        return min(fired, self._unwritten_since() or fired)
 
     async def _measure(self) -> None:
         """Measure over a fresh connection, which meets the server that the address leads to now."""

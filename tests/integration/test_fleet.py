@@ -10,7 +10,8 @@ import pytest
 
 from tests.lock_sessions import SPACE, Open, sessions
 from tickd.admissions import HOLD_AND_ADMIT, NO_RUN
-from tickd.fleet import Account, Fleet, beat
+from tickd.fleet import Account, Fleet
+from tickd.lock import LockSession
 from tickd.stop import Stop
 from tickd.tick import Tick, run_id
 
@@ -21,16 +22,13 @@ Onlooker = psycopg.AsyncConnection[Any]
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 SECONDS = 20
+# Of no tick: the beat is of this moment.
+FAR = NOON + timedelta(days=36_500)
 WAITING = (
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
 PRESENT = "SELECT mode FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted ORDER BY mode"
 END = "SELECT pg_terminate_backend(%s, 10000)"  # and wait until it has ended, for so many milliseconds
-
-OF_AN_OUTCOME = """
-INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome)
-VALUES (%s, 'restock', '2026-05-04T12:00Z', 'skip', 1, 'restock/1', gen_random_uuid(), %s)
-"""
 
 
 @pytest.fixture
@@ -192,6 +190,13 @@ async def test_joining_waits_for_a_first_that_is_at_its_books(open_as: Open):
 # How far the fleet had come
 
 
+async def joined(session: LockSession) -> Fleet:
+    """Return a replica that is there."""
+    fleet = Fleet(session)
+    await fleet.join(Stop())
+    return fleet
+
+
 async def test_a_fleet_that_never_fired_has_missed_nothing(open_as: Open):
     """A first deployment has no past to make up for."""
     assert await Fleet(await open_as("a")).alive_at() is None
@@ -199,14 +204,14 @@ async def test_a_fleet_that_never_fired_has_missed_nothing(open_as: Open):
 
 async def test_a_beat_moves_on_and_never_back(open_as: Open, look: Onlooker):
     """Beats of many replicas arrive in any order; the latest instant is the fleet's."""
-    a = Fleet(await open_as("a"))
-    await beat(look, SPACE, None)
+    a = await joined(await open_as("a"))
+    await a.beat(FAR)
     once = await a.alive_at()
-    await beat(look, SPACE, None)
+    await a.beat(FAR)
     twice = await a.alive_at()
     await look.execute("UPDATE tickd.spaces SET alive_at = clock_timestamp() + interval '1 day'")
     ahead = await a.alive_at()
-    await beat(look, SPACE, None)
+    await a.beat(FAR)
 
     assert once is not None
     assert twice is not None
@@ -215,35 +220,48 @@ async def test_a_beat_moves_on_and_never_back(open_as: Open, look: Onlooker):
     assert once.tzinfo is UTC
 
 
-async def test_a_beat_stops_short_of_a_tick_that_has_no_row_yet(open_as: Open, look: Onlooker):
+async def test_a_beat_stops_short_of_what_is_not_fired_or_has_no_row_yet(open_as: Open, look: Onlooker):
     """Whoever is the first after all were down looks after that instant, and must find the tick there."""
-    a = Fleet(await open_as("a"))
+    a = await joined(await open_as("a"))
     due = (await (await look.execute("SELECT clock_timestamp() - interval '3 s'")).fetchone() or (NOON,))[0]
 
-    await beat(look, SPACE, due)
+    await a.beat(due)
     assert await a.alive_at() == due - timedelta(microseconds=1)
-    await beat(look, SPACE, due + timedelta(hours=1))
+    await a.beat(due + timedelta(hours=1))
 
     alive_at = await a.alive_at()
     assert alive_at is not None
     assert due < alive_at < due + timedelta(minutes=1)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "is_open"),
-    [(None, True), ("handed_off", True), ("ran", False), ("interrupted", False), ("abandoned", False)],
-)
-async def test_a_beat_says_whether_any_tick_is_open(look: Onlooker, outcome: str | None, *, is_open: bool):
-    """Where none is, which is most of the time, a sweep needs no further statement."""
-    await look.execute(OF_AN_OUTCOME, (SPACE + 1, None))
-    assert not await beat(look, SPACE, None)
-    await look.execute(OF_AN_OUTCOME, (SPACE, outcome))
-    assert await beat(look, SPACE, None) is is_open
+async def test_only_who_is_there_beats(open_as: Open):
+    """A stop while it waits for a first at its books would say of the time in which nobody fired that all was fired."""
+    first, stopped_one = Fleet(await open_as("a")), Fleet(await open_as("b"))
+    assert await first.arrive(Stop())
+    assert not await stopped_one.arrive(stopped())
+
+    await stopped_one.beat(FAR)
+
+    assert await first.alive_at() is None
 
 
-async def test_a_lock_space_has_its_own_beat(open_as: Open, look: Onlooker):
+async def test_a_beat_that_finds_the_row_locked_leaves_the_session_alone(open_as: Open, admin_dsn: str):
+    """To be there does not depend on an administrator's open transaction, nor on a commit that waits for a standby."""
+    a = await joined(await open_as("a"))
+    await a.beat(FAR)
+    await a.session.change("SET lock_timeout = '50ms'")
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as administrator:
+        await administrator.execute("SELECT FROM tickd.spaces FOR UPDATE")
+        assert await a.beat(FAR) is None
+
+    assert await a.beat(FAR) == 1
+
+
+async def test_a_lock_space_has_its_own_beat(open_as: Open):
     """Nothing of one application's life says anything about the other's."""
-    await beat(look, SPACE + 1, None)
+    other = await joined(await open_as("b", space=SPACE + 1))
+    await other.beat(FAR)
 
     assert await Fleet(await open_as("a")).alive_at() is None
 

@@ -517,6 +517,27 @@ async def test_a_thread_that_waits_for_an_answer_is_left_alone(open_as: Open):
     assert held
 
 
+OF_AN_OUTCOME = """
+INSERT INTO tickd.ticks (space, graph, fire_time, mode, attempt, thread_id, run_id, outcome)
+VALUES (%s, 'restock', '2026-05-04T12:00Z', 'skip', 1, 'restock/1', gen_random_uuid(), %s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_open"),
+    [(None, True), ("handed_off", True), ("ran", False), ("interrupted", False), ("abandoned", False)],
+)
+async def test_the_ledger_says_whether_any_tick_is_open(
+    onlooker: Onlooker, admin_dsn: str, outcome: str | None, *, is_open: bool
+):
+    """Where none is, which is most of the time, a sweep needs no further statement."""
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as pooled:
+        onlooker.connection.execute(OF_AN_OUTCOME, (7302, None))
+        assert not await ledger.any_open(pooled, 7301)
+        onlooker.connection.execute(OF_AN_OUTCOME, (7301, outcome))
+        assert await ledger.any_open(pooled, 7301) is is_open
+
+
 async def test_an_admitted_tick_without_a_holder_is_abandoned_once_over_all_replicas(
     open_as: Open, onlooker: Onlooker, admin_dsn: str
 ):

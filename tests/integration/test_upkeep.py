@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
 from psycopg import AsyncConnection, sql
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.database import Database
 from tests.lock_sessions import place_of
 from tests.logbook import Logbook
 from tests.onlooker import Onlooker
+from tests.proxy import Proxy
 from tickd import ledger, upkeep
+from tickd.clock import DatabaseClock
 from tickd.fleet import Fleet
 from tickd.lock import LockPlace, open_session
 from tickd.log import Log
@@ -29,7 +32,6 @@ pytestmark = pytest.mark.migrated
 
 HOUR = timedelta(hours=1)
 TABLES = ("checkpoints", "checkpoint_blobs", "checkpoint_writes")
-LISTENING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
 PRESENT = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' AND granted"
 )
@@ -193,14 +195,13 @@ async def sweeping(
     """Let a replica sweep for as long as the block."""
     stop = Stop()
     pool = pool_at(place, loan=HOUR)
-    nothing = dict.fromkeys(("graphs", "clock", "timer", "take_over", "displace", "fleet"))
+    nothing = dict.fromkeys(("graphs", "clock", "timer", "take_over", "displace", "unwritten_since", "fleet"))
     kept = Upkeep(
         **cast("Any", nothing),
         work_off=cast("Any", work_off),
         pool=pool,
         place=place,
         skew_limit=HOUR,
-        unwritten_since=lambda: None,
         entries=(),
         stop=stop,
         log=log,
@@ -267,55 +268,159 @@ async def test_a_holder_that_cannot_be_ended_is_told_once_and_stops_nobody(
     assert book.find("daemon.failed") == []
 
 
+@dataclass
+class Listening:
+    """A replica that listens: how far behind its timer is, since when it has fired and not written, and its clock."""
+
+    clock: DatabaseClock = field(default_factory=DatabaseClock)
+    stop: Stop = field(default_factory=Stop)
+    behind: timedelta = timedelta(0)
+    unwritten_since: datetime | None = None
+
+    def overdue(self) -> timedelta:
+        """Return how far behind the timer is."""
+        return self.behind
+
+    @asynccontextmanager
+    async def at(self, place: LockPlace) -> AsyncIterator[asyncio.Task[None]]:
+        """Let it listen at the place for as long as the block, and end then."""
+        fleet = Fleet(await open_session(place))
+        await self.clock.measure(fleet.session.fetch)
+        assert await fleet.arrive(self.stop)
+        await fleet.settle()
+        nothing = dict.fromkeys(("pool", "graphs", "take_over", "work_off", "displace", "log"))
+        kept = Upkeep(
+            **cast("Any", nothing),
+            clock=self.clock,
+            timer=cast("Any", self),
+            unwritten_since=lambda: self.unwritten_since,
+            place=place,
+            skew_limit=HOUR,
+            fleet=fleet,
+            entries=(),
+            stop=self.stop,
+        )
+        task = asyncio.create_task(kept.listen())
+        yield task
+        self.stop.request()
+        await task
+
+
 @pytest.fixture
 async def listening(place: LockPlace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
     """A replica that listens, and that would wait for an hour where it waits at all."""
     monkeypatch.setattr(upkeep, "SWEEP_EVERY", HOUR)
     monkeypatch.setattr(upkeep, "LISTEN_AGAIN", HOUR)
-    stop = Stop()
-    fleet = Fleet(await open_session(place))
-    assert await fleet.arrive(stop)
-    await fleet.settle()
-    nothing = dict.fromkeys(
-        ("pool", "graphs", "clock", "timer", "take_over", "work_off", "displace", "unwritten_since", "log")
-    )
-    kept = Upkeep(**cast("Any", nothing), place=place, skew_limit=HOUR, fleet=fleet, entries=(), stop=stop)
-    task = asyncio.create_task(kept.listen())
-    yield task
-    stop.request()
-    await task
+    async with Listening().at(place) as task:
+        yield task
 
 
 @pytest.mark.usefixtures("listening")
 async def test_a_session_that_ends_is_replaced_at_once(onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch):
     """Until then a replica that starts would take itself for the first, and account for what this one fires."""
     monkeypatch.setattr(upkeep, "PRESENT_FOR", timedelta(0))
-    ((before,),) = await onlooker.until(lambda: onlooker.rows(LISTENING))
+    ((before,),) = await onlooker.until(lambda: onlooker.rows(PRESENT))
 
     onlooker.terminate(before)
 
-    ((after,),) = await onlooker.until(lambda: [row for row in onlooker.rows(LISTENING) if row != (before,)])
-    assert onlooker.rows(PRESENT) == [(after,)]
+    ((after,),) = await onlooker.until(lambda: [row for row in onlooker.rows(PRESENT) if row != (before,)])
+    assert after != before
 
 
-async def test_sessions_that_end_one_after_the_other_are_not(
-    listening: asyncio.Task[None], onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
-):
-    """A server that ends each session as it comes would be asked a hundred times a second."""
-    monkeypatch.setattr(upkeep, "PRESENT_FOR", HOUR)
-    waits: asyncio.Queue[timedelta | None] = asyncio.Queue()
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[timedelta]:
+    """How long anybody waits for the stop at most, as soon as they do."""
+    waits: asyncio.Queue[timedelta] = asyncio.Queue()
     plain_wait = Stop.wait
 
     async def wait(stop: Stop, duration: timedelta | None = None) -> bool:
-        waits.put_nowait(duration)
+        if duration is not None:
+            waits.put_nowait(duration)
         return await plain_wait(stop, duration)
 
     monkeypatch.setattr(Stop, "wait", wait)
-    ((before,),) = await onlooker.until(lambda: onlooker.rows(LISTENING))
+    return waits
+
+
+async def test_sessions_that_end_one_after_the_other_are_not(
+    listening: asyncio.Task[None],
+    onlooker: Onlooker,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: asyncio.Queue[timedelta],
+):
+    """A server that ends each session as it comes would be asked a hundred times a second."""
+    monkeypatch.setattr(upkeep, "PRESENT_FOR", HOUR)
+    ((before,),) = await onlooker.until(lambda: onlooker.rows(PRESENT))
 
     onlooker.terminate(before)
 
-    while (pause := await asyncio.wait_for(waits.get(), 10)) is None:
-        pass  # it listens to the stop as well
-    assert pause >= HOUR / 2
+    assert await asyncio.wait_for(waits.get(), 10) >= HOUR / 2
     assert not listening.done()
+
+
+async def test_a_link_that_dies_without_a_word_is_replaced(
+    database: Database,
+    onlooker: Onlooker,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: asyncio.Queue[timedelta],
+):
+    """Nobody would be there for the next replica to find, and this one would never know."""
+    monkeypatch.setattr(upkeep, "BEAT_EVERY", timedelta(milliseconds=50))
+    port = int(conninfo_to_dict(database.dsn)["port"] or 5432)
+    with Proxy(port) as proxy:
+        dsn = database.dsn.replace(f":{port}/", f":{proxy.port}/")
+        async with Listening().at(place_of(dsn, answer_timeout=timedelta(seconds=0.5))):
+            ((before,),) = await onlooker.until(lambda: onlooker.rows(PRESENT))
+            proxy.freeze()
+            onlooker.terminate(before)
+            await onlooker.until(lambda: not onlooker.rows(PRESENT))
+            await asyncio.wait_for(waits.get(), 10)
+            proxy.thaw()
+            await onlooker.until(lambda: onlooker.rows(PRESENT))
+
+
+async def test_a_session_on_a_primary_that_is_no_more_is_replaced(
+    place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """It is healthy, and present where nobody looks any more."""
+    monkeypatch.setattr(upkeep, "BEAT_EVERY", timedelta(milliseconds=50))
+    listening = Listening()
+    async with listening.at(place):
+        ((before,),) = await onlooker.until(lambda: onlooker.rows(PRESENT))
+
+        listening.clock.timeline += 1
+
+        await onlooker.until(lambda: [row for row in onlooker.rows(PRESENT) if row != (before,)])
+
+
+ALIVE_AT = "SELECT max(alive_at) FROM tickd.spaces"
+
+
+async def test_a_stop_says_nothing_of_what_the_timer_has_not_fired(place: LockPlace, onlooker: Onlooker):
+    """What came due while the timer stood still would be nobody's: fired by none, and missed by none."""
+    listening = Listening()
+    async with listening.at(place):
+        before = await onlooker.until(lambda: onlooker.value(ALIVE_AT))
+        listening.behind = HOUR
+
+    assert onlooker.value(ALIVE_AT) == before
+
+
+async def test_a_stop_says_nothing_of_what_has_no_row_yet(place: LockPlace, onlooker: Onlooker):
+    """The first to start after that has to find the tick, or to write it down itself."""
+    listening = Listening()
+    async with listening.at(place):
+        before = await onlooker.until(lambda: onlooker.value(ALIVE_AT))
+        listening.unwritten_since = before
+
+    assert onlooker.value(ALIVE_AT) == before
+
+
+async def test_a_stop_says_how_far_this_one_has_fired_before_it_is_gone(place: LockPlace, onlooker: Onlooker):
+    """Whoever is the first then would account for what is told already."""
+    listening = Listening()
+    async with listening.at(place):
+        before = await onlooker.until(lambda: onlooker.value(ALIVE_AT))
+
+    assert onlooker.value(ALIVE_AT) > before
+    assert onlooker.rows(PRESENT) == []
