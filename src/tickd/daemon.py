@@ -113,7 +113,7 @@ class Daemon:
                 clock=self._clock,
                 stop=self._stop,
             )
-            joined = await start.insist(self._join_anew, self._settings.database_deadline)
+            joined = await start.insist(lambda: self._join_anew(start), self._settings.database_deadline)
             if joined is None:
                 return 0
             fleet, after = joined
@@ -121,24 +121,24 @@ class Daemon:
                 last.push_async_callback(runner.end)
                 return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)
 
-    async def _join_anew(self) -> tuple[Fleet, dict[str, datetime]]:
+    async def _join_anew(self, start: DatabaseStart) -> tuple[Fleet, dict[str, datetime]]:
         """Join on a fresh session, which is closed where that fails: what it had locked would be locked twice by another try.
 
         The slot that the preparation had may be somebody else's by now.
         """
         fleet = Fleet(await open_session(self._place))
         try:
-            return fleet, await self._join(fleet)
+            return fleet, await self._join(fleet, waited=start.waited)
         except BaseException:
             await fleet.session.close()
             raise
 
-    async def _join(self, fleet: Fleet) -> dict[str, datetime]:
+    async def _join(self, fleet: Fleet, *, waited: bool) -> dict[str, datetime]:
         """Become one of the replicas that fire, and return for each graph after which fire time this one does.
 
         The first one after all were down accounts for what nobody fired, before any other can begin.
         """
-        first = await fleet.arrive(self._stop)
+        first = await fleet.arrive(self._stop, waited=waited)
         alive_at = await fleet.alive_at()
         await fleet.register({name: entry.calendar for name, entry in self._entries.items()})
         fires_since = await fleet.fires_since(self._entries)

@@ -55,6 +55,7 @@ class DatabaseStart:
         self._clock = clock
         self._stop = stop
         self._log = log
+        self.waited = False  # the database was out of reach at some time
 
     async def wait(self, patience: timedelta) -> bool | None:
         """Connect, migrate and probe; return whether the pool's way leads through a pooler. See `insist`."""
@@ -74,6 +75,7 @@ class DatabaseStart:
             try:
                 result = await attempt()
             except Unreachable as error:
+                self.waited = True
                 reason = self._place.dsn.redact(text_of(error).strip()) or type(error).__name__
                 self._refuse_final(reason)
                 pause = backoff(tries, first=FIRST_PAUSE, longest=LONGEST_PAUSE, seed=self._place.replica)

@@ -5,9 +5,13 @@ first after all were down; it accounts for the fire times in between. A second l
 time arrive, and the first keep it until it has settled: a first that dies in the middle has been seen by nobody, so the
 next one to arrive is the first again. The server decides, so a killed replica counts as gone at once.
 
-How far the fleet had come is one row per lock space. Only who is present moves it on, and on the session that makes it so.
+A restart of the server ends every session, and so the presence of replicas that live. Who finds nobody after that is not
+the first yet: the others have time to come back. How far the fleet had come is one row per lock space. Only who is present
+moves it on, and on the session that makes it so: what is older than the server itself was said by replicas that it has
+cut off.
 """
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +26,8 @@ from tickd.tick import Tick, lock_key
 
 
 POLL = timedelta(milliseconds=50)
+# How long a replica whose session has ended waits before it tries again to be present, less up to a half.
+REJOIN_EVERY = timedelta(seconds=1.5)
 # One key of each per lock space, in the one-integer key space, apart from graphs and from the migrations' key.
 PRESENCE = 0x7469636B << 32
 BOOKS = 0x74696362 << 32
@@ -30,6 +36,15 @@ ALONE = "SELECT pg_try_advisory_lock(%s)"
 TOGETHER = "SELECT pg_try_advisory_lock_shared(%s)"
 UNLOCK = "SELECT pg_advisory_unlock(%s)"
 ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
+# A crash of one backend ends all sessions and not the server, and leaves the statistics empty; a standby that became the
+# primary may have been up for long, and remembers what it replayed last.
+CUT_OFF = """
+SELECT alive_at <= GREATEST(
+    pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter), pg_last_xact_replay_timestamp()
+)
+FROM tickd.spaces
+WHERE space = %s
+"""
 BEAT = """
 INSERT INTO tickd.spaces (space, alive_at)
 VALUES (%s, LEAST(clock_timestamp(), %s::timestamptz - interval '1 microsecond'))
@@ -87,14 +102,25 @@ class Fleet:
         self._books = BOOKS | (self._space & 0xFFFFFFFF)
         self._joined = False
 
-    async def arrive(self, stop: Stop) -> bool:
-        """Return True when no other replica fires; until `settle`, no other can begin. False also when stopped."""
-        if not await self._open_books(stop):
-            return False
-        if await self._ask(ALONE, self._presence):
-            return True
-        await self._ask(TOGETHER, self._presence)
-        await self._close_books()
+    async def arrive(self, stop: Stop, *, waited: bool = False) -> bool:
+        """Return True when no other replica fires; until `settle`, no other can begin. False also when stopped.
+
+        `waited` says that the database was out of this one's reach just now. Others that live may have lost their sessions
+        then, as when the server has been restarted since anybody was present, and are given the time to come back.
+        """
+        patience = 2 * REJOIN_EVERY + self.session.place.connect_timeout
+        until = time.monotonic() + patience.total_seconds()
+        while await self._open_books(stop):
+            if not await self._ask(ALONE, self._presence):
+                await self._ask(TOGETHER, self._presence)
+                await self._close_books()
+                return False
+            if time.monotonic() >= until or not await self._others_may_live(waited=waited):
+                return True
+            await self._ask(UNLOCK, self._presence)
+            await self._ask(UNLOCK, self._books)
+            if await stop.wait(REJOIN_EVERY):
+                return False
         return False
 
     async def settle(self) -> None:
@@ -152,6 +178,11 @@ class Fleet:
         )
         written = await self.session.fetch_all(ACCOUNT, (self._space, *columns))
         return {Tick(graph, fire_time.astimezone(UTC)) for graph, fire_time in written}
+
+    async def _others_may_live(self, *, waited: bool) -> bool:
+        """Say whether there are replicas, for all that is known, that nothing but their sessions has left."""
+        row = await self.session.fetch(CUT_OFF, [self._space])
+        return row is not None and (waited or row[0])
 
     async def _open_books(self, stop: Stop) -> bool:
         """Wait for the books; False when a stop was asked for."""

@@ -20,7 +20,7 @@ from tickd import announcement, claim, ledger
 from tickd.clock import DatabaseClock
 from tickd.ends import milliseconds
 from tickd.entry import Entry
-from tickd.fleet import Fleet
+from tickd.fleet import REJOIN_EVERY, Fleet
 from tickd.graph_thread import GraphThread
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
@@ -40,7 +40,6 @@ SWEEP_CLAIMS_EVERY = timedelta(milliseconds=400)
 LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
 RETAIN_EVERY = timedelta(seconds=60)
 LEAST_JUMP = timedelta(seconds=1)
-LISTEN_AGAIN = timedelta(seconds=30)
 BEAT_EVERY = timedelta(seconds=2)
 # A session that has listened for so long is replaced without a pause when it ends.
 PRESENT_FOR = timedelta(seconds=2)
@@ -212,7 +211,10 @@ class Upkeep:
             self._not_ended.add(graph)
 
     async def listen(self) -> None:
-        """Be present, and take over what other replicas announce, as soon as they do; sweeps find what is not heard."""
+        """Be present, and take over what other replicas announce, as soon as they do; sweeps find what is not heard.
+
+        A replica that starts while this one is not present may take itself for the first, so there is no long pause.
+        """
         tries = 0
         present: Fleet | None = self._fleet
         while not self._stop.requested:
@@ -228,11 +230,9 @@ class Upkeep:
                     if self._stop.requested:
                         # Said to the moment, and before this one is gone, for the first to start should it be the last to stop.
                         await present.beat(self._unfired_since())
-            if time.monotonic() - present_since > PRESENT_FOR.total_seconds():
-                tries = 0  # at once: a replica that starts meanwhile would take itself for the first
-            else:
-                pause = backoff(tries, first=SWEEP_EVERY, longest=LISTEN_AGAIN, seed=self._place.replica)
-                await self._stop.wait(pause)
+            if time.monotonic() - present_since <= PRESENT_FOR.total_seconds():
+                seed = f"{self._place.replica}/{tries}"
+                await self._stop.wait(backoff(1, first=REJOIN_EVERY, longest=REJOIN_EVERY, seed=seed))
             present = None
 
     async def retain(self) -> None:

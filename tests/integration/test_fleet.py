@@ -1,17 +1,27 @@
 """The fleet on a real Postgres: who is the first after all were down, and since when was nobody there."""
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from math import inf
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from tests.lock_sessions import SPACE, Open, sessions
+from tests.cluster import Cluster
+from tests.database import Database
+from tests.lock_sessions import SPACE, Open, place_of, sessions
+from tickd import fleet as fleets
 from tickd.admissions import HOLD_AND_ADMIT, NO_RUN
 from tickd.fleet import Account, Fleet
-from tickd.lock import LockSession
+from tickd.lock import LockSession, closing, open_session
+from tickd.migrations import migrate_at
 from tickd.stop import Stop
 from tickd.tick import Tick, run_id
 
@@ -22,6 +32,7 @@ Onlooker = psycopg.AsyncConnection[Any]
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 SECONDS = 20
+HOUR = timedelta(hours=1)
 # Of no tick: the beat is of this moment.
 FAR = NOON + timedelta(days=36_500)
 WAITING = (
@@ -185,6 +196,141 @@ async def test_joining_waits_for_a_first_that_is_at_its_books(open_as: Open):
 
     async with asyncio.timeout(SECONDS):
         await joining
+
+
+# Whether others live that only the database has cut off
+
+HOUR_AGO = "INSERT INTO tickd.spaces VALUES (%s, pg_postmaster_start_time() - interval '1 h')"
+REPLAYED = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn FROM pg_sleep(0.01)"
+ALIVE = "INSERT INTO tickd.spaces VALUES (%s, clock_timestamp())"
+
+
+def would_be_first(session: LockSession, *, patience: timedelta) -> Fleet:
+    """Return a replica that is about to arrive, and that gives others at least so long to come back."""
+    session.place = replace(session.place, connect_timeout=patience)
+    return Fleet(session)
+
+
+@pytest.mark.parametrize(("kept", "waited"), [(HOUR_AGO, False), (ALIVE, True)])
+async def test_after_an_outage_whoever_finds_nobody_lets_others_come_back_first(
+    open_as: Open, look: Onlooker, kept: LiteralString, *, waited: bool
+):
+    """They live, and have fired: what they are about to write down would be missed in the books."""
+    await look.execute(kept, [SPACE])
+    new = would_be_first(await open_as("new"), patience=HOUR)
+    live = Fleet(await open_as("live"))
+
+    arriving = asyncio.create_task(new.arrive(Stop(), waited=waited))
+    assert not (await asyncio.wait({arriving}, timeout=0.3))[0]
+    async with asyncio.timeout(SECONDS):
+        await live.join(Stop())
+        assert await column(look, PRESENT) == ["ShareLock"]
+        assert not await arriving
+    assert await column(look, PRESENT) == ["ShareLock", "ShareLock"]
+
+
+@pytest.mark.parametrize(("kept", "waited"), [(ALIVE, False), (None, True), (None, False)])
+async def test_where_no_outage_can_have_hidden_anybody_the_first_does_not_wait(
+    open_as: Open, look: Onlooker, kept: LiteralString | None, *, waited: bool
+):
+    """Each restart of a single replica would cost the ticks of the time; and a first deployment has nobody to wait for."""
+    if kept is not None:
+        await look.execute(kept, [SPACE])
+    new = would_be_first(await open_as("new"), patience=HOUR)
+
+    async with asyncio.timeout(SECONDS):
+        assert await new.arrive(Stop(), waited=waited)
+
+
+async def test_when_nobody_comes_back_there_is_a_first(
+    open_as: Open, look: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """The whole site had no power; whoever comes up with the server has to do the books."""
+    monkeypatch.setattr(fleets, "REJOIN_EVERY", timedelta(milliseconds=50))
+    await look.execute(HOUR_AGO, [SPACE])
+    news = [would_be_first(await open_as(f"r{n}"), patience=timedelta(seconds=0.3)) for n in range(3)]
+
+    async def start(fleet: Fleet) -> bool:
+        first = await fleet.arrive(Stop(), waited=True)
+        if first:
+            await fleet.settle()
+        return first
+
+    async with asyncio.timeout(SECONDS):
+        assert sorted(await asyncio.gather(*map(start, news))) == [False, False, True]
+
+
+async def test_a_stop_ends_the_wait_for_others(open_as: Open, look: Onlooker):
+    """Idle is idle."""
+    await look.execute(HOUR_AGO, [SPACE])
+    stop = Stop()
+    arriving = asyncio.create_task(would_be_first(await open_as("new"), patience=HOUR).arrive(stop))
+    assert not (await asyncio.wait({arriving}, timeout=0.3))[0]
+
+    stop.request()
+
+    async with asyncio.timeout(1):
+        assert not await arriving
+    assert await column(look, PRESENT) == []
+
+
+async def waits(dsn: str) -> bool:
+    """Say whether a replica that finds nobody there lets others come back first."""
+    stop = Stop()
+    async with closing(await open_session(place_of(dsn))) as session:
+        arriving = asyncio.create_task(would_be_first(session, patience=HOUR).arrive(stop))
+        first = bool((await asyncio.wait({arriving}, timeout=1))[0])
+        stop.request()
+        assert await arriving is first
+        return not first
+
+
+async def beat_at(dsn: str) -> None:
+    """Let a replica be there for a moment, and say so."""
+    async with closing(await open_session(place_of(dsn))) as session:
+        fleet = Fleet(session)
+        await fleet.join(Stop())
+        await fleet.beat(FAR)
+
+
+async def test_the_crash_of_one_backend_cuts_everybody_off(
+    private_cluster: Cluster, private_database: Database
+):
+    """Postgres then ends all sessions, and begins anew without a restart of its own."""
+    dsn = private_database.dsn
+    await migrate_at(place_of(dsn), deadline=inf)
+    await beat_at(dsn)
+    assert not await waits(dsn)
+    victim = private_database.connection
+
+    os.kill(victim.info.backend_pid, signal.SIGKILL)
+    with pytest.raises(psycopg.OperationalError):
+        victim.execute("SELECT pg_sleep(60)")
+    while private_cluster.log.read_text().count("ready to accept connections") < 2:
+        await asyncio.to_thread(threading.Event().wait, 0.05)
+
+    assert await waits(dsn)
+    await beat_at(dsn)
+    assert not await waits(dsn)
+
+
+async def test_a_standby_that_becomes_the_primary_has_seen_nobody_yet(
+    private_database: Database, standby: Cluster
+):
+    """It was up before the fleet's last word, which it has from the old primary."""
+    await migrate_at(place_of(private_database.dsn), deadline=inf)
+    await beat_at(private_database.dsn)
+    port = conninfo_to_dict(private_database.dsn)["port"]
+    dsn = private_database.dsn.replace(f":{port}/", f":{standby.port}/")
+    word = (private_database.connection.execute("SELECT pg_current_wal_lsn()").fetchone() or ("",))[0]
+    with psycopg.connect(standby.admin_dsn(private_database.name), autocommit=True) as connection:
+        while connection.execute(REPLAYED, [word]).fetchone() != (True,):
+            pass
+        connection.execute("SELECT pg_promote()")
+
+    assert await waits(dsn)
+    await beat_at(dsn)
+    assert not await waits(dsn)
 
 
 # How far the fleet had come

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
@@ -309,8 +310,7 @@ class Listening:
 @pytest.fixture
 async def listening(place: LockPlace, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
     """A replica that listens, and that would wait for an hour where it waits at all."""
-    monkeypatch.setattr(upkeep, "SWEEP_EVERY", HOUR)
-    monkeypatch.setattr(upkeep, "LISTEN_AGAIN", HOUR)
+    monkeypatch.setattr(upkeep, "REJOIN_EVERY", HOUR)
     async with Listening().at(place) as task:
         yield task
 
@@ -356,6 +356,27 @@ async def test_sessions_that_end_one_after_the_other_are_not(
 
     assert await asyncio.wait_for(waits.get(), 10) >= HOUR / 2
     assert not listening.done()
+
+
+async def test_however_long_the_database_is_away_it_is_asked_once_a_second(
+    place: LockPlace, database: Database, waits: asyncio.Queue[timedelta]
+):
+    """When it is back, a replica that starts would find nobody, and do the books of what this one fires."""
+    allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}").format
+    name = sql.Identifier(database.name)
+    with psycopg.connect(database.admin_dsn, dbname="postgres", autocommit=True) as administrator:
+        async with Listening().at(place):
+            administrator.execute(allow(name, sql.SQL("false")))
+            administrator.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [database.name]
+            )
+            pauses = [await asyncio.wait_for(waits.get(), 10) for _ in range(5)]
+            administrator.execute(allow(name, sql.SQL("true")))
+            async with asyncio.timeout(10):
+                while administrator.execute(PRESENT).fetchone() is None:
+                    await asyncio.to_thread(administrator.execute, "SELECT pg_sleep(0.05)")
+
+    assert all(timedelta(seconds=0.5) <= pause <= timedelta(seconds=1.5) for pause in pauses), pauses
 
 
 async def test_a_link_that_dies_without_a_word_is_replaced(
