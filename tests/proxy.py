@@ -28,6 +28,7 @@ class Proxy:
         self._flows.set()
         self._closed = threading.Event()
         self._delay = 0.0
+        self._word: bytes | None = None
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -46,6 +47,14 @@ class Proxy:
     def freeze(self) -> None:
         """Let nothing through any more, in either direction, and close nothing."""
         self._flows.clear()
+
+    def freeze_at(self, word: bytes) -> None:
+        """Freeze as soon as somebody says this, before it has been passed on."""
+        self._word = word
+
+    def frozen(self) -> bool:
+        """Say whether nothing gets through."""
+        return not self._flows.is_set()
 
     def thaw(self) -> None:
         """Let everything through again, what was held back first."""
@@ -102,6 +111,8 @@ class Proxy:
         # A connection that was cut answers with an OSError, on whichever side.
         with contextlib.suppress(OSError):
             while chunk := source.recv(CHUNK):
+                if self._word is not None and self._word in chunk:
+                    self.freeze()
                 self._flows.wait()
                 target.sendall(chunk)
         self._flows.wait()

@@ -1,5 +1,6 @@
 """The database at the start: waited for, migrated, and probed for whether locks taken there exclude anybody."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -11,6 +12,7 @@ from tickd.ends import milliseconds
 from tickd.errors import DatabaseUnusable
 from tickd.lock import (
     LockPlace,
+    LockSession,
     closing,
     open_session,
     pooler_complaint,
@@ -19,8 +21,9 @@ from tickd.lock import (
     standby_complaint,
 )
 from tickd.log import Log, text_of
-from tickd.migrations import migrate
+from tickd.migrations import Versions, migrate
 from tickd.policy import backoff
+from tickd.pool import shut_down
 from tickd.runner import Unreachable
 from tickd.stop import Stop
 
@@ -96,13 +99,30 @@ class DatabaseStart:
     async def _prepare(self, deadline: float) -> bool | None:
         async with closing(await open_session(self._place)) as session:
             await self._clock.measure(session.fetch)
-            before, after = await migrate(session.connection, stop=self._stop, deadline=deadline)
+            before, after = await self._migrate(session, deadline)
         if self._stop.requested:
             return None
         if before != after:
             self._log.info("database.migrated", ledger=after.ledger, saver=after.saver)
         identity = await probe(self._place)
         return await reaches_pooler(self._database, self._place.connect_timeout, same_as=identity)
+
+    async def _migrate(self, session: LockSession, deadline: float) -> tuple[Versions, Versions]:
+        """Migrate, for as long as it takes; after a stop no longer than a statement may.
+
+        An index may take hours, so nothing here has a time-out, and a link that has died without a word would keep a replica
+        from ending. The server finishes what it is at.
+        """
+        migrating = asyncio.ensure_future(migrate(session.connection, stop=self._stop, deadline=deadline))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({migrating, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({migrating}, timeout=self._place.answer_timeout.total_seconds())
+            if not migrating.done():
+                shut_down(session.connection)
+            return await migrating
+        finally:
+            stop.cancel()
 
     def _refuse_final(self, reason: str) -> None:
         """Raise DatabaseUnusable for a refusal that waiting does not change."""

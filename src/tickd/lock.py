@@ -457,7 +457,7 @@ async def probe(place: LockPlace) -> Identity:
     session = await open_session(place)
     try:
         standby, settings_kept = await session.fetch(INSPECT)
-        identity, pooled = await _identity(session.connection)
+        identity, pooled = await _identity(session)
     finally:
         await session.close()
     if pooled or not settings_kept:
@@ -471,10 +471,9 @@ async def reaches_pooler(dsn: Dsn, within: timedelta, *, same_as: Identity) -> b
     """Say whether the DSN goes through a pooler; raises DatabaseUnusable unless it reaches the database `same_as`."""
     async with asyncio.timeout(within.total_seconds()):
         connection = await AsyncConnection.connect(**await dsn.connection_parameters(), autocommit=True)
-    try:
-        identity, pooled = await _identity(connection)
-    finally:
-        await connection.close()
+    place = LockPlace(dsn, "", 0, connect_timeout=within, answer_timeout=within)
+    async with closing(LockSession(connection, place)) as session:
+        identity, pooled = await _identity(session)
     if identity != same_as:
         raise DatabaseUnusable(
             "TICKD_DATABASE_URL and TICKD_LOCK_DATABASE_URL reach different databases. A lock excludes nobody outside its "
@@ -483,12 +482,10 @@ async def reaches_pooler(dsn: Dsn, within: timedelta, *, same_as: Identity) -> b
     return pooled
 
 
-async def _identity(connection: AsyncConnection[Any]) -> tuple[Identity, bool]:
-    row = await (await connection.execute(IDENTITY)).fetchone()
-    assert row is not None  # noqa: S101  # a SELECT without FROM has one row
-    pid, system, database = row
+async def _identity(session: LockSession) -> tuple[Identity, bool]:
+    pid, system, database = await session.fetch(IDENTITY)
     # A pooler gives its client a cancel key of its own, so the pid of the handshake is not that of the backend.
-    return Identity(system, database), pid != connection.info.backend_pid
+    return Identity(system, database), pid != session.connection.info.backend_pid
 
 
 def pooler_complaint(dsn: Dsn) -> str:
