@@ -6,12 +6,11 @@ It looks and changes nothing. Each finding is one sentence about one thing, as i
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
 
 from tickd.clock import DatabaseClock
 from tickd.errors import DatabaseUnusable
-from tickd.lock import LockPlace, closing, open_session, probe, reaches_pooler
-from tickd.migrations import read_versions
+from tickd.lock import LockPlace, LockSession, closing, open_session, probe, reaches_pooler
+from tickd.migrations import foresee
 from tickd.settings import Settings
 
 
@@ -21,7 +20,7 @@ OLDEST_SERVER = 140000
 FIXED_CONNECTIONS = 4
 
 SERVER = """
-SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+SELECT current_setting('server_version_num')::int,
        current_setting('max_connections')::int,
        current_setting('superuser_reserved_connections')::int,
        current_setting('max_locks_per_transaction')::int,
@@ -54,7 +53,6 @@ class Server:
     """What one query says of the server and of who is on it."""
 
     version_number: int
-    version: str
     max_connections: int
     reserved: int
     locks_per_transaction: int
@@ -70,11 +68,13 @@ async def examine(settings: Settings, place: LockPlace, *, graphs: int) -> list[
         server = Server(*await session.fetch(SERVER))
         clock = DatabaseClock()
         await clock.measure(session.fetch)
-        versions = await read_versions(session.connection)
+        about = session.connection.info.parameter_status
+        version, encoding = str(about("server_version")), str(about("server_encoding"))
+        tables = await _tables(session)
     return [
-        _version(server),
+        _server(server, version, encoding),
         await _way_to_locks(settings, place),
-        _tables(versions),
+        tables,
         _clock(clock.skew(), settings.skew_limit),
         _windows(place),
         _connections(settings, server),
@@ -82,11 +82,17 @@ async def examine(settings: Settings, place: LockPlace, *, graphs: int) -> list[
     ]
 
 
-def _version(server: Server) -> Finding:
+def _server(server: Server, version: str, encoding: str) -> Finding:
     if server.version_number < OLDEST_SERVER:
-        sentence = f"Postgres {server.version} is older than 14, the oldest that tickd's lock sessions can be set up on"
+        sentence = (
+            f"Postgres {version} is older than 14, the oldest that tickd's lock sessions can be set up on"
+        )
         return Finding("server", Health.BAD, sentence)
-    return Finding("server", Health.GOOD, f"Postgres {server.version}")
+    if encoding != "UTF8":
+        # SQL_ASCII has no characters at all, so texts come back as bytes; all others miss most of what a model may say.
+        sentence = f"Postgres {version}, and the database's encoding is {encoding}, which cannot hold every text of a graph"
+        return Finding("server", Health.DOUBTFUL, f"{sentence}: create the database with ENCODING 'UTF8'")
+    return Finding("server", Health.GOOD, f"Postgres {version}")
 
 
 async def _way_to_locks(settings: Settings, place: LockPlace) -> Finding:
@@ -99,7 +105,11 @@ async def _way_to_locks(settings: Settings, place: LockPlace) -> Finding:
     return Finding("locks", Health.GOOD, f"locks reach the primary directly; checkpoints go {way}")
 
 
-def _tables(versions: Any) -> Finding:
+async def _tables(session: LockSession) -> Finding:
+    try:
+        versions = await foresee(session.connection)
+    except DatabaseUnusable as error:
+        return Finding("tables", Health.BAD, str(error))
     state = f"ledger version {versions.ledger}, checkpointer version {versions.saver}"
     if not versions.current:
         return Finding(

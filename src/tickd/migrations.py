@@ -46,6 +46,18 @@ JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE NOT i.indisvalid
   AND i.indrelid IN (to_regclass('checkpoints'), to_regclass('checkpoint_blobs'), to_regclass('checkpoint_writes'))
 """
+MAY_CREATE_SCHEMA = "SELECT has_database_privilege(current_database(), 'CREATE') AS may"
+MAY_CREATE_TABLES = "SELECT has_schema_privilege(current_schema(), 'CREATE') AS may"
+# What no run can do without; what else a role needs hangs on what its graphs and its schedule do.
+NOT_TO_USE = """
+SELECT string_agg(name, ', ') AS names
+FROM unnest(ARRAY['tickd.spaces', 'tickd.graphs', 'tickd.ticks', 'tickd.threads',
+                  'checkpoints', 'checkpoint_blobs', 'checkpoint_writes']) AS name,
+     to_regclass(name) AS found
+WHERE NOT has_any_column_privilege(found, 'SELECT')
+   OR NOT has_any_column_privilege(found, 'INSERT')
+   OR (name LIKE 'tickd.%%' AND NOT has_any_column_privilege(found, 'UPDATE'))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,10 @@ async def migrate(
     await connection.execute("SET lock_timeout = 0")
     with _told_what_to_grant():
         before = await read_versions(connection)
-        if before.current or not await _come_to_turn(connection, stop, deadline):
+        if before.current:
+            await _check_use(connection)
+            return before, before
+        if not await _come_to_turn(connection, stop, deadline):
             return before, before
         try:
             before = await _bring_up(connection)
@@ -108,12 +123,40 @@ def _told_what_to_grant() -> Iterator[None]:
     try:
         yield
     except errors.InsufficientPrivilege as error:
+        raise _not_allowed(str(error.diag.message_primary)) from error
+    except errors.InvalidSchemaName as error:
         raise DatabaseUnusable(
-            f"{error.diag.message_primary}. The tables of tickd or of the checkpointer are missing, older than this "
-            "version, or not for this role to use. Run `tickd migrate` once with the role that owns the database, and GRANT "
-            "this one what it needs of the schema tickd and of the checkpointer's tables; or GRANT it CREATE ON DATABASE "
-            "and CREATE ON SCHEMA public."
+            f"{error.diag.message_primary}. The checkpointer's tables belong in the first schema of the search_path that "
+            "exists, and none does: create one, or ALTER ROLE ... SET search_path."
         ) from error
+
+
+def _not_allowed(what: str) -> DatabaseUnusable:
+    return DatabaseUnusable(
+        f"{what}. The tables of tickd or of the checkpointer are missing, older than this "
+        "version, or not for this role to use. Run `tickd migrate` once with the role that owns the database, and GRANT "
+        "this one what it needs of the schema tickd and of the checkpointer's tables; or GRANT it CREATE ON DATABASE "
+        "and CREATE ON SCHEMA public."
+    )
+
+
+async def foresee(connection: AsyncConnection[Any]) -> Versions:
+    """Return what the database has, and change nothing; raises DatabaseUnusable when the next start with this role would."""
+    with _told_what_to_grant():
+        found = await read_versions(connection)
+        if found.current:
+            await _check_use(connection)
+            return found
+        if found.ledger == 0 and not await _value(connection, MAY_CREATE_SCHEMA):
+            raise _not_allowed("permission denied to create the schema tickd")
+        if found.saver < 0 and not await _value(connection, MAY_CREATE_TABLES):
+            raise _not_allowed("permission denied to create the checkpointer's tables")
+        return found
+
+
+async def _check_use(connection: AsyncConnection[Any]) -> None:
+    if names := await _value(connection, NOT_TO_USE):
+        raise _not_allowed(f"permission denied to read and write {names}")
 
 
 async def migrate_at(place: LockPlace, *, deadline: float) -> tuple[Versions, Versions]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from tests.database import Database
 from tests.fences import prepare
 from tests.pooler import Pooler
 
@@ -67,6 +69,55 @@ async def test_budgets_that_do_not_fit_are_doubtful(dsn: str, admin_dsn: str, tm
     assert "hold: shared" in findings["connections"]["sentence"]
     assert findings["tables"]["health"] == "doubtful"
     assert "TICKD_TYPO" in findings["settings"]["sentence"]
+
+
+@pytest.mark.migrated
+def test_tables_that_are_not_for_this_role_are_bad(database: Database, tmp_path: Path):
+    """One role migrates and another runs: the GRANT that was forgotten is what the doctor is asked for."""
+    code, findings = examine(tmp_path, database.role(owner=False).dsn)
+
+    assert code == 1
+    assert findings["tables"]["health"] == "bad"
+    assert "permission denied for schema tickd" in findings["tables"]["sentence"]
+    assert findings["locks"]["health"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("grants", "said"),
+    [((), "the schema tickd"), (("CREATE ON DATABASE {database}",), "the checkpointer's tables")],
+)
+def test_tables_that_this_role_could_not_create_are_bad(
+    database: Database, tmp_path: Path, grants: tuple[str, ...], said: str
+):
+    """That the next start would bring them is no comfort where it may not."""
+    role = database.role(owner=False)
+    for grant in grants:
+        names = {"database": sql.Identifier(database.name), "role": sql.Identifier(role.name)}
+        database.connection.execute(sql.SQL(f"GRANT {grant} TO {{role}}").format(**names))
+
+    code, findings = examine(tmp_path, role.dsn)
+
+    assert code == 1
+    assert findings["tables"]["health"] == "bad"
+    assert f"permission denied to create {said}" in findings["tables"]["sentence"]
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_an_encoding_that_cannot_hold_every_text_is_doubtful(
+    database: Database, tmp_path: Path, encoding: str
+):
+    """A state with an em dash in it fails a run on the one, and comes back as bytes from the other."""
+    database.drop()
+    statement = "CREATE DATABASE {} OWNER {} TEMPLATE template0 ENCODING {} LOCALE 'C'"
+    names = sql.Identifier(database.name), sql.Identifier(database.server.owner), sql.Literal(encoding)
+    database.connection.execute(sql.SQL(statement).format(*names))
+
+    code, findings = examine(tmp_path, database.dsn)
+
+    assert code == 0
+    assert findings["server"]["health"] == "doubtful"
+    assert f"encoding is {encoding}" in findings["server"]["sentence"]
+    assert "b'" not in findings["server"]["sentence"]
 
 
 async def test_a_way_to_locks_through_a_pooler_is_bad(dsn: str, pooler: Pooler, tmp_path: Path):

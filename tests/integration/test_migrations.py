@@ -133,6 +133,30 @@ async def test_a_role_that_may_not_create_is_told_what_to_grant(
 
 
 @pytest.mark.migrated
+async def test_a_role_that_may_only_look_is_told_so(database: Database):
+    """Everything is current, so nothing is created, and the first write would be refused in the middle of the start."""
+    role = database.role(owner=False)
+    with psycopg.connect(database.admin_dsn, autocommit=True) as admin:
+        for grant in (
+            "GRANT USAGE ON SCHEMA tickd TO {}",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA tickd, public TO {}",
+            "GRANT INSERT, UPDATE ON ALL TABLES IN SCHEMA tickd TO {}",
+        ):
+            admin.execute(sql.SQL(grant).format(sql.Identifier(role.name)))
+
+    with pytest.raises(
+        DatabaseUnusable, match="read and write checkpoints, checkpoint_blobs, checkpoint_writes"
+    ):
+        await bring_up(place_of(role.dsn))
+
+
+async def test_a_search_path_that_leads_nowhere_is_said(database: Database):
+    """Postgres then has no place for the checkpointer's tables, and says so in the middle of the migration."""
+    with pytest.raises(DatabaseUnusable, match="search_path"):
+        await bring_up(place_of(f"{database.dsn}?options=-csearch_path%3Dnowhere"))
+
+
+@pytest.mark.migrated
 async def test_a_role_that_may_not_even_look_is_told_so(database: Database):
     """The tables are there, made by another role, which has granted nothing."""
     with pytest.raises(DatabaseUnusable, match="permission denied for schema tickd"):
