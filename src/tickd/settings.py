@@ -4,7 +4,8 @@ import difflib
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from tickd.dsn import Dsn, parse_dsn
 from tickd.duration import FORMS, parse_duration
@@ -26,6 +27,7 @@ from tickd.errors import Unusable
 from tickd.policy import TrustWindows
 
 
+ENV_FILE = ".env"
 # application_name has 63 bytes and shows anything but printable ASCII as escapes; `tickd/` takes six of them.
 REPLICA_FORM = re.compile(r"[!-~]{1,57}")
 
@@ -63,7 +65,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="TICKD_",
-        env_file=".env",
+        env_file=ENV_FILE,
         env_file_encoding="utf-8",
         extra="ignore",
         frozen=True,
@@ -208,15 +210,27 @@ class _ScheduleAlone(BaseSettings):
 
 def usual_schedule() -> Path:
     """Return the schedule file where the command line names none, whatever else the settings say."""
-    return _ScheduleAlone().schedule
+    with _told_of_env_file():
+        return _ScheduleAlone().schedule
 
 
 def read_settings(**overrides: Any) -> Settings:
     """Return the settings of this process; whatever is wrong is one Unusable that names each variable, never its value."""
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+        with _told_of_env_file():
+            return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise Unusable("\n".join(_complaint(fault) for fault in error.errors())) from None
+
+
+@contextmanager
+def _told_of_env_file() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError:  # PowerShell writes UTF-16
+        raise Unusable(f"{ENV_FILE}: this is not UTF-8: save the file as UTF-8") from None
+    except OSError as error:
+        raise Unusable(f"{ENV_FILE}: cannot be read: {error.strerror}") from None
 
 
 def _complaint(fault: Any) -> str:
@@ -228,11 +242,12 @@ def _complaint(fault: Any) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return one sentence per `TICKD_` variable that nothing reads, with the nearest that something does."""
+    """Return one sentence per `TICKD_` variable that nothing reads, here or in `.env`, with the nearest that something does."""
     known = [f"TICKD_{name.upper()}" for name in Settings.model_fields]
+    in_file = (name.upper() for name in DotEnvSettingsSource(Settings).env_vars)
     unknown = (
         n
-        for n in environment
+        for n in {*environment, *in_file}
         if n.startswith("TICKD_") and n not in known and not n.startswith("TICKD_TEST_")
     )
     return [

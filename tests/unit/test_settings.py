@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tickd.errors import Unusable
-from tickd.settings import Settings, read_settings, unknown_variables
+from tickd.settings import ENV_FILE, Settings, read_settings, unknown_variables, usual_schedule
 
 
 URL = "postgresql://tickd:Sw0rdf1sh-Zq8x@db/tickd"
@@ -230,6 +230,40 @@ def test_a_variable_that_nothing_reads_is_warned_of(name: str, said: str):
     assert unknown_variables({name: "x", "TICKD_REPLICA": "a", "PATH": ""}) == [
         f"{name} is set, and nothing reads it{said}"
     ]
+
+
+@pytest.fixture
+def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file .env of a working directory; it has yet to be written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(Settings.model_config, "env_file", ENV_FILE)
+    return tmp_path / ENV_FILE
+
+
+def test_a_variable_of_the_env_file_that_nothing_reads_is_warned_of(env_file: Path):
+    """Where the settings are written there, that is where they are misspelt."""
+    env_file.write_text("TICKD_DATABSE_URL=x\nTICKD_REPLICA=a\nLANGSMITH_TRACING=true\n")
+
+    assert unknown_variables({"PATH": ""}) == [
+        "TICKD_DATABSE_URL is set, and nothing reads it; did you mean TICKD_DATABASE_URL?"
+    ]
+
+
+def test_an_env_file_that_is_no_text_is_refused_in_words(env_file: Path):
+    """PowerShell's `>` writes UTF-16, and a traceback of the codec does not say which file it was."""
+    env_file.write_text("TICKD_REPLICA=a\n", encoding="utf-16")
+
+    for ask in (read_settings, usual_schedule):
+        with pytest.raises(Unusable, match=r"\.env: this is not UTF-8"):
+            ask()
+
+
+def test_an_env_file_that_cannot_be_read_is_refused_in_words(env_file: Path):
+    """A secret that is another user's, a mount that is gone: nothing may start with half of its settings."""
+    env_file.symlink_to("/proc/self/mem")  # may be opened, and not read: as root, too
+
+    with pytest.raises(Unusable, match=r"\.env: cannot be read: Input/output error"):
+        read_settings()
 
 
 def test_the_variables_of_the_test_suite_are_not_warned_of():
