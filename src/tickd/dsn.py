@@ -6,6 +6,7 @@ the password; none of them is passed on for a URL that does not parse.
 """
 
 import asyncio
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -148,14 +149,26 @@ def parse_dsn(
 
 
 def _writings(url: str, *secrets: Any) -> frozenset[str]:
-    """Return the secrets as they are, percent-encoded, and as they stand in the URL, where either case is right."""
+    """Return the secrets as they are, as they stand in the URL, and as others write them who quote a text or build a DSN."""
     given = {str(secret) for secret in secrets if secret}
     in_url = re.findall(r"(?<=://)[^:/?@]*:([^/?@]+)@|[?&](?:ssl)?password=([^&]+)", url)
-    return frozenset(
-        given
-        | {quote(secret, safe="", errors="surrogatepass") for secret in given}
-        | {written for pair in in_url for written in pair if written}
-    )
+    written = given | {part for pair in in_url for part in pair if part}
+    return frozenset(written.union(*map(_writings_of, given)))
+
+
+def _writings_of(secret: str) -> set[str]:
+    encoded = quote(secret, safe="", errors="surrogatepass")
+    return {
+        encoded,
+        # Either case of the hexadecimal digits is right.
+        re.sub("%..", lambda match: match[0].lower(), encoded),
+        encoded.replace("%20", "+"),
+        repr(secret)[1:-1],
+        ascii(secret)[1:-1],
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        re.sub(r"(['\\])", r"\\\1", secret),  # in libpq's key='value'
+    }
 
 
 def _refuse_unreadable(url: str, setting: str) -> None:

@@ -1,8 +1,13 @@
 """DSNs: what is accepted, what is refused and how, and that no part of a password is ever shown."""
 
+import json
+import re
+from urllib.parse import quote, quote_plus
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import make_conninfo
 
 from tickd.dsn import Dsn, parse_dsn
 from tickd.errors import Unusable
@@ -180,6 +185,24 @@ def test_a_text_is_redacted_of_the_password_in_both_writings():
 
     assert dsn.redact("seen p@ss/word and p%40ss%2Fword here") == "seen *** and *** here"
     assert parse("postgresql://tickd@db/tickd").redact("nothing to hide") == "nothing to hide"
+
+
+@pytest.mark.parametrize("password", ["it's\\2/secret", 'say "friend"', "p\u00e4ssw\u00f6rt 7"])
+def test_a_password_is_redacted_in_every_writing_that_a_message_may_quote_it_in(password: str):
+    """A graph connects with the same DSN, and a client of its own shows what it was given: as repr, as JSON, as conninfo."""
+    dsn = parse(f"postgresql://tickd:{quote(password, safe='')}@db/tickd")
+    written = [
+        repr({"password": password}),
+        ascii(password),
+        json.dumps(password),
+        make_conninfo(password=password),
+        quote_plus(password),
+        re.sub("%..", lambda match: match[0].lower(), quote(password, safe="")),
+    ]
+
+    shown = [dsn.redact(text) for text in written]
+
+    assert all("***" in text for text in shown), shown
 
 
 def test_the_longer_of_two_passwords_is_taken_out_first():
