@@ -183,7 +183,13 @@ async def _session(place: LockPlace) -> AsyncIterator[AsyncConnection[Any]]:
             f"the database {place.dsn.describe()} is not reachable: {place.dsn.redact(str(error)).strip()}"
         ) from error
     async with closing(session):
-        yield session.connection
+        try:
+            yield session.connection
+        except psycopg.OperationalError as error:
+            raise DatabaseUnusable(
+                f"the database {place.dsn.describe()} broke off, and what has been done stands; run the command again: "
+                f"{place.dsn.redact(str(error)).strip()}"
+            ) from error
 
 
 async def _bring_up(connection: AsyncConnection[Any]) -> Versions:

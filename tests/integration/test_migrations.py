@@ -199,6 +199,24 @@ async def test_tickd_migrate_says_which_database_it_cannot_reach():
     assert PASSWORD not in str(refused.value)
 
 
+async def test_tickd_migrate_says_that_its_session_was_ended(
+    place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """A database that restarts in the middle is no fault of tickd's: a sentence and exit code 3, and it goes on from there."""
+
+    async def cut_off(_: object) -> None:
+        ((pid, *_rest),) = onlooker.sessions("tickd/a")
+        onlooker.terminate(pid)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tickd.migrations.AsyncPostgresSaver.setup", cut_off)
+        with pytest.raises(DatabaseUnusable, match="broke off, and what has been done stands"):
+            await migrate_at(place, deadline=inf)
+
+    _, after = await migrate_at(place, deadline=inf)
+    assert after.current
+
+
 async def test_a_migration_cut_off_by_its_server_leaves_the_lock_to_the_next(
     place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ):
