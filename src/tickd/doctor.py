@@ -8,8 +8,18 @@ from datetime import timedelta
 from enum import StrEnum
 
 from tickd.clock import DatabaseClock
+from tickd.database import FINAL_REFUSALS, POOLER, STANDBY
 from tickd.errors import DatabaseUnusable
-from tickd.lock import LockPlace, LockSession, closing, open_session, probe, reaches_pooler
+from tickd.lock import (
+    LockPlace,
+    LockSession,
+    closing,
+    open_session,
+    pooler_complaint,
+    probe,
+    reaches_pooler,
+    standby_complaint,
+)
 from tickd.migrations import foresee
 from tickd.settings import Settings
 
@@ -60,6 +70,18 @@ class Server:
     role_limit: int
     connections: int
     replicas: int
+
+
+def out_of_reach(place: LockPlace, error: Exception) -> Finding:
+    """Say why no session can be opened there, in the words of the start where it knows the reason."""
+    reason = place.dsn.redact(str(error)).strip() or type(error).__name__
+    meaning = next((meaning for words, meaning in FINAL_REFUSALS if words in reason), None)
+    if meaning == POOLER:
+        return Finding("database", Health.BAD, pooler_complaint(place.dsn))
+    if meaning == STANDBY:
+        return Finding("database", Health.BAD, standby_complaint(place.dsn))
+    sentence = f"{place.dsn.describe()} cannot be reached{f', {meaning}' if meaning else ''}: {reason}"
+    return Finding("database", Health.BAD, sentence)
 
 
 async def examine(settings: Settings, place: LockPlace, *, graphs: int) -> list[Finding]:

@@ -125,8 +125,19 @@ async def test_a_way_to_locks_through_a_pooler_is_bad(dsn: str, pooler: Pooler, 
     code, findings = examine(tmp_path, dsn, TICKD_LOCK_DATABASE_URL=pooler.through(dsn))
 
     assert code == 1
-    bad = [finding for finding in findings.values() if finding["health"] == "bad"]
-    assert len(bad) == 1
+    (bad,) = [finding for finding in findings.values() if finding["health"] == "bad"]
+    assert "Set TICKD_LOCK_DATABASE_URL to the address of the Postgres server itself" in bad["sentence"]
+
+
+def test_a_server_that_only_reads_is_bad_with_what_to_do(database: Database, tmp_path: Path):
+    """A lock on a hot standby excludes nobody; libpq's "session is read-only" says that to those who know it already."""
+    role = database.role(settings={"default_transaction_read_only": "on"})
+
+    code, findings = examine(tmp_path, role.dsn)
+
+    assert code == 1
+    assert "Point TICKD_LOCK_DATABASE_URL at the primary" in findings["database"]["sentence"]
+    assert "cannot be reached" not in findings["database"]["sentence"]
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:Sw0rdf1sh@127.0.0.1:1/x"])

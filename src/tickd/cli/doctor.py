@@ -27,7 +27,7 @@ def doctor(
     """Look at settings, schedule, database, clocks and limits, and say what does not fit; exit 1 if a replica could not run."""
     import psycopg  # noqa: PLC0415  # langgraph and psycopg take a while to import, and --help should not
 
-    from tickd.doctor import Finding, Health, examine  # noqa: PLC0415  # as above
+    from tickd.doctor import Finding, Health, examine, out_of_reach  # noqa: PLC0415  # as above
     from tickd.lock import LockPlace  # noqa: PLC0415  # as above
     from tickd.schedule_file import read  # noqa: PLC0415  # as above
     from tickd.settings import read_settings, unknown_variables  # noqa: PLC0415  # as above
@@ -51,9 +51,7 @@ def doctor(
     try:
         findings += asyncio.run(examine(settings, place, graphs=graphs))
     except (psycopg.OperationalError, TimeoutError, OSError, DatabaseUnusable) as error:
-        reason = place.dsn.redact(str(error)).strip() or type(error).__name__
-        sentence = f"{place.dsn.describe()} cannot be reached: {reason}"
-        findings.append(Finding("database", Health.BAD, sentence))
+        findings.append(out_of_reach(place, error))
     for finding in findings:
         if as_json:
             print_json({"subject": finding.subject, "health": finding.health, "sentence": finding.sentence})
