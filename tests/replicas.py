@@ -285,7 +285,17 @@ class Fleet:
 def replica_environment() -> dict[str, str]:
     """Return this environment without the developer's own settings of tickd, and with the tests' graphs in reach."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TICKD_", "PG"))}
-    return {**kept, "PYTHONPATH": str(ROOT)}
+    return {**kept, **python_path(ROOT)}
+
+
+def python_path(*folders: Path) -> dict[str, str]:
+    """Return the variable that puts these folders, and what this process was given by it, on another's import path.
+
+    A checkout whose environment belongs to another one names its own sources so, and they are to be tested in every process.
+    """
+    given = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*map(str, folders), *([given] if given else [])])
+    return {"PYTHONPATH": path} if path else {}
 
 
 def shifted(clock: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.replicas import ROOT, Fleet, Replica
+from tests.replicas import ROOT, Fleet, Replica, python_path
 from tests.witness import GRAPHS, Witness
 
 
@@ -41,7 +41,7 @@ def as_nobody(dsn: str, **env: str) -> list[str]:
         prefix += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     bare = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT),
+        **python_path(ROOT),
         "TICKD_DATABASE_URL": dsn,
         "TICKD_REPLICA": "a",
         **env,

@@ -12,6 +12,7 @@ from psycopg import sql
 from tests.database import Database
 from tests.fences import prepare
 from tests.pooler import Pooler
+from tests.replicas import python_path
 
 
 SCHEDULE = "graphs:\n  a:\n    graph: ./a.py:graph\n    every: 1m\n"
@@ -23,7 +24,7 @@ def examine(folder: Path, dsn: str, **variables: str) -> tuple[int, dict[str, di
     ended = subprocess.run(
         [sys.executable, "-m", "tickd", "doctor", "--json"],
         cwd=folder,
-        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", **variables},
+        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", **python_path(), **variables},
         capture_output=True,
         text=True,
         timeout=60,

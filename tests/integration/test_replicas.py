@@ -47,6 +47,20 @@ def test_a_line_is_waited_for_by_its_fields(start: Start):
     assert replica.terminal_lines("h") == []
 
 
+def test_what_this_process_was_told_to_import_its_replicas_import_too(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkout with the environment of another one would test that one's code in each process but the first."""
+    sources = tmp_path / "src"  # it runs in `tmp_path` itself
+    sources.mkdir()
+    (sources / "of_this_checkout.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(sources))
+
+    replica = start(f"import of_this_checkout, tests\n{TALK}")
+
+    assert replica.wait() == 0, replica.said()
+
+
 def test_waiting_fails_at_its_deadline_with_all_that_was_said(start: Start):
     """The log of the replica is what explains a failure on somebody else's machine."""
     with pytest.raises(AssertionError, match=r"(?s)daemon\.stopped.*daemon\.ready.*on stderr"):

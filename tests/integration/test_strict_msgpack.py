@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fences import prepare
+from tests.replicas import python_path
 
 
 SCHEDULE = "graphs:\n  orders:\n    graph: ./orders.py:graph\n    every: 1d\n"
@@ -52,6 +53,7 @@ def run(folder: Path, dsn: str, strict: str, *words: str) -> subprocess.Complete
         "TICKD_DATABASE_URL": dsn,
         "PATH": "/usr/bin:/bin",
         "LANGGRAPH_STRICT_MSGPACK": strict,
+        **python_path(),
     }
     return subprocess.run(
         [sys.executable, "-m", "tickd", *words],

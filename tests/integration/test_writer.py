@@ -15,6 +15,7 @@ import tickd
 import tickd.sync
 from tests.fences import config, graph, prepare
 from tests.onlooker import Onlooker
+from tests.replicas import python_path
 from tickd import LockLost
 from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import is_refused
@@ -295,7 +296,7 @@ def run(folder: Path, dsn: str, *words: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(
         [sys.executable, "-m", "tickd", *words],
         cwd=folder,
-        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", "COLUMNS": "200", **python_path()},
         capture_output=True,
         text=True,
         timeout=60,
