@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from langgraph import pregel
 from psycopg.rows import dict_row
 
 from tickd.dsn import Dsn
@@ -30,6 +31,8 @@ from tickd.runs import Run, RunOrder, current_run
 # A connection that was in use so lately is lent without a round trip.
 TRUSTED_FOR = timedelta(seconds=2)
 CLOSE_SECONDS = 5
+# Where LangGraph's own coroutines are written.
+PREGEL = str(Path(pregel.__file__).parent)
 # For the thread to end once everything is closed, or a last chance for a loop that is blocked.
 JOIN_SECONDS = 1
 
@@ -91,11 +94,20 @@ def _is_savers(fn: Callable[..., Any]) -> bool:
 
 
 def _named_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    """Make a task that carries its graph's name, so that a blocked loop can say who blocks it."""
+    """Make a task that carries its graph's name, so that a blocked loop can say who blocks it, and that its run knows of."""
     run = current_run.get()
     if run is not None and kwargs.get("name") is None:
         kwargs["name"] = run.order.tick.graph
-    return asyncio.Task(coroutine, loop=loop, **kwargs)
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **kwargs)
+    if run is not None and _is_langgraphs(coroutine):
+        run.add_node(task)
+    return task
+
+
+def _is_langgraphs(coroutine: Any) -> bool:
+    """Say whether LangGraph runs a node by this, or a save; what a node starts by itself may go on for ever."""
+    code = getattr(coroutine, "cr_code", None)
+    return code is not None and code.co_filename.startswith(PREGEL)
 
 
 class GraphThread:

@@ -1,7 +1,8 @@
 """Runs: a graph at work on the graph thread, and the handle by which the main loop steers it.
 
-A run has ended when its coroutine *and* every thread that it started for a sync node have ended: a cancelled `invoke`
-returns at once while such a thread goes on writing, and the hold has to outlast it.
+A run has ended when its coroutine *and* every node have ended, in a thread or in a task of LangGraph's: a cancelled
+`invoke` returns at once while a thread goes on writing, and when it is cancelled again while a node of several still
+cleans up. The hold has to outlast them.
 """
 
 import asyncio
@@ -108,6 +109,7 @@ class Run:
     _cancelled: bool = False
     cut_off_by: str | None = None
     _threads: set[Future[Any]] = field(default_factory=set)
+    _nodes: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._control = _Control(self.settle)
@@ -121,6 +123,11 @@ class Run:
         """Note a thread that works for a sync node of this run; it belongs to the run until it has ended."""
         self._threads.add(thread)
         thread.add_done_callback(self._threads.discard)
+
+    def add_node(self, node: asyncio.Task[Any]) -> None:
+        """Note a task that LangGraph started for this run, beside the run's own; it belongs to the run until it has ended."""
+        self._nodes.add(node)
+        node.add_done_callback(self._nodes.discard)
 
     def begin(self) -> None:
         """Let the graph itself begin."""
@@ -154,6 +161,10 @@ class Run:
         self._graphs.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
+        if self._cancelled:
+            # LangGraph hands on the first request, and no other.
+            for node in tuple(self._nodes):
+                node.cancel()
         self._cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -173,13 +184,18 @@ class Run:
             end = RunEnd(EndKind.CANCELLED, 0) if self._cancelled else RunEnd(EndKind.RAISED, 0, error=error)
         except BaseException as error:  # noqa: BLE001  # a graph may raise anything, and it is the tick's outcome
             end = RunEnd(EndKind.RAISED, 0, error=error)
-        while pending := [thread for thread in tuple(self._threads) if not thread.done()]:
-            # Cancelled again while a thread is still writing: the run has not ended before the thread has. What it raises
-            # after all is nobody's news.
-            ended = asyncio.gather(*map(asyncio.wrap_future, pending), return_exceptions=True)
+        while pending := self._at_work():
+            # Cancelled again while a node is still at work: the run has not ended before the node has. What it raises after
+            # all is nobody's news.
+            ended = asyncio.gather(*pending, return_exceptions=True)
             with suppress(asyncio.CancelledError):
                 await asyncio.shield(ended)
         self._main.call_soon_threadsafe(_resolve, self.ended, end)
+
+    def _at_work(self) -> list[asyncio.Future[Any]]:
+        threads = [asyncio.wrap_future(thread) for thread in tuple(self._threads) if not thread.done()]
+        # LangGraph has waited for its own, unless it was cancelled.
+        return [*threads, *(self._nodes if self._cancelled else ())]
 
     async def _invoke(self, pool: AsyncConnectionPool[Any], group_commit: GroupCommit) -> RunEnd:
         order = self.order

@@ -20,6 +20,7 @@ from psycopg_pool import PoolTimeout
 from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
 from tests.played import Gate, State, graph_of, graph_thread, step
+from tests.turns import turn
 from tickd import group_commit
 from tickd.errors import Unusable
 from tickd.graph_thread import GraphThread
@@ -330,6 +331,40 @@ async def test_a_node_that_swallows_its_cancellation_is_asked_again(start: Start
     run.cancel()
 
     assert (await end_of(run)).kind is EndKind.CANCELLED
+
+
+async def test_a_run_has_not_ended_before_each_of_its_nodes_has_however_often_it_is_cancelled(
+    start: Start, gate: Gate
+):
+    """LangGraph waits for the nodes of a step once, and leaves them to themselves when it is cancelled again."""
+    swallowed: list[str] = []
+    let_go = asyncio.Event()
+
+    def stubborn(name: str) -> Any:
+        async def node(_: State) -> State:
+            gate.came.set()
+            while not let_go.is_set():
+                try:
+                    await let_go.wait()
+                except asyncio.CancelledError:
+                    swallowed.append(name)
+            return {}
+
+        return node
+
+    run = start(side_by_side(a=stubborn("a"), b=stubborn("b")))
+    await gate.arrive()
+    for times in range(1, 5):
+        run.cancel()
+        async with asyncio.timeout(10):
+            while swallowed.count("a") < times or swallowed.count("b") < times:
+                assert not run.ended.done()
+                await turn()
+    done, _ = await asyncio.wait({run.ended}, timeout=0.3)
+    assert not done
+    run._graphs.call_soon_threadsafe(let_go.set)
+
+    assert await end_of(run) == RunEnd(EndKind.CANCELLED, 0)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("too late")])
