@@ -75,8 +75,11 @@ def instant_text(instant: datetime) -> str:
 
 
 def parse_instant(text: str) -> datetime:
-    """Return the aware UTC instant that an ISO 8601 text names; a text without an offset raises ValueError."""
+    """Return the aware UTC instant that an ISO 8601 text names; a text that names none raises ValueError."""
     # Python 3.11 reads basic formats, week dates and a bare date; an instant has a date, a time and an offset.
     if not re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)", text.strip()):
         raise ValueError(f"{text!r} is not an instant such as 2026-05-04T10:00:00Z (date, time and offset)")
-    return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except OverflowError:  # the first and the last day of all have instants that no datetime in UTC can name
+        raise ValueError(f"{text!r} is before the year 1 or after the year 9999 in UTC") from None

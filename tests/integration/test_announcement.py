@@ -60,6 +60,8 @@ async def test_what_one_replica_announces_the_others_hear(open_as: Open, admin_d
         '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": "soon"}',
         '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": 3}',
         '{"space": 7301, "what": "handed_off", "graph": ["a"], "fire_time": "2026-05-04T10:00:00Z"}',
+        '{"space": 7301, "what": "handed_off", "graph": "a", "fire_time": "0001-01-01T00:00:00+14:00"}',
+        '{"space": 7301, "what": "displacing", "graph": "a", "fire_time": "9999-12-31T23:00:00-14:00"}',
         '{"space": 7301, "what": "news", "graph": "a", "fire_time": "2026-05-04T10:00:00Z"}',
     ],
 )
