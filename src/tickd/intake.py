@@ -9,6 +9,7 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from psycopg_pool import AsyncConnectionPool
 
 from tickd import claim
@@ -62,7 +63,9 @@ class Intake:
             async with self._pool.connection() as connection:
                 found = await claim.enqueue(connection, self._space, [due for due, _ in waiting.values()])
         except Exception as error:
-            for _, answer in self._waiting.values():
+            # What is wrong with one statement's ticks is no news of the others'.
+            failed = self._waiting if isinstance(error, psycopg.OperationalError | OSError) else waiting
+            for _, answer in failed.values():
                 if not answer.done():
                     answer.set_exception(error)
                     answer.exception()  # retrieved, for the one who waits may have been cancelled
