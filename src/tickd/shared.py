@@ -95,7 +95,8 @@ class SharedSession(LockSession):
         undoing = asyncio.ensure_future(self._undo(graph))
         self._sending.add(undoing)
         undoing.add_done_callback(self._sending.discard)
-        await asyncio.shield(undoing)
+        # Not its result: where the session is closed meanwhile, its cancellation is not the tick's.
+        await asyncio.wait({undoing})
 
     async def _undo(self, graph: str) -> None:
         undone = False

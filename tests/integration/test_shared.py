@@ -13,6 +13,7 @@ import pytest
 from tests.lock_sessions import place_of
 from tests.onlooker import Onlooker
 from tests.proxy import Proxy
+from tests.turns import turn
 from tickd.batch import Question
 from tickd.lock import UNLOCK, LockPlace, LockSession, sole_writer
 from tickd.policy import TrustWindows
@@ -348,6 +349,32 @@ async def test_a_try_that_is_cancelled_again_while_it_is_undone_leaves_no_key_on
 
     await onlooker.until(lambda: not onlooker.locks(), seconds=5)
     assert not session.lost
+
+
+async def test_a_session_that_is_closed_while_a_try_is_undone_takes_the_try_s_own_end_from_nobody(
+    holds: SharedHolds, place: LockPlace, onlooker: Onlooker
+):
+    """A lost session is closed for the next run. A tick that heard of a cancellation instead would have no line."""
+    session = await holds.session()
+
+    async def fail(_: LockSession) -> tuple[bool, None]:
+        raise psycopg.OperationalError("no answer")
+
+    async def attempt() -> None:
+        async with sole_writer("doubtful", place, attempt=fail, session=session):
+            raise AssertionError("it has failed before")
+
+    behind = asyncio.create_task(session.fetch("SELECT pg_sleep(0.5)"))
+    await onlooker.until(lambda: [row for row in onlooker.sessions("tickd/a") if "pg_sleep" in row[3]])
+    task = asyncio.create_task(attempt())
+    while not session._sending:
+        await turn()
+    await holds.end()
+
+    with pytest.raises(psycopg.OperationalError, match="no answer"):
+        await task
+    with suppress(psycopg.OperationalError):
+        await behind
 
 
 async def test_what_lies_unread_is_no_doubt_where_what_was_asked_a_moment_ago_is_answered(
