@@ -16,7 +16,7 @@ what they had sent would be written after the end of the run.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,21 @@ class Outgoing:
             self.written.set_result(None)
 
 
+@dataclass(slots=True)
+class Outbox:
+    """What is kept of one run's saves and what is under way, the last of it, and how an input failed.
+
+    A clone of the saver (`with_allowlist`), which LangGraph may give a subgraph, has the same one: it is the same run.
+    """
+
+    kept: Outgoing | None = None
+    last: asyncio.Task[None] | None = None
+    sending: set[asyncio.Task[None]] = field(default_factory=set)
+    failed: Exception | None = None
+    ended: bool = False
+    link: AsyncConnection[Any] | None = None
+
+
 class GroupedSaver(FencedSaver):
     """The fenced saver of one run, whose saves go out together with each other and with those of other runs."""
 
@@ -64,12 +79,7 @@ class GroupedSaver(FencedSaver):
     ) -> None:
         super().__init__(pool, space=space, graph=graph, token=token)
         self._group_commit = group_commit
-        self._kept: Outgoing | None = None
-        self._last: asyncio.Task[None] | None = None
-        self._sending: set[asyncio.Task[None]] = set()
-        self._failed: Exception | None = None
-        self._ended = False
-        self._link: AsyncConnection[Any] | None = None
+        self._box = Outbox()
 
     @asynccontextmanager
     async def to_the_end(self) -> AsyncIterator[None]:
@@ -99,16 +109,16 @@ class GroupedSaver(FencedSaver):
 
     async def _save(self, save: Save) -> None:
         """Send a checkpoint with what is kept, and wait for it; keep all else, and wait for it unless it is an input."""
-        if self._ended:
+        if self._box.ended:
             raise RuntimeError("this comes after the end of its run, and was not saved")
         waits = save.is_input or save.is_writes
-        outgoing = self._kept
+        outgoing = self._box.kept
         if outgoing is not None:
             outgoing.save.add(save)
         else:
             outgoing = Outgoing(save, asyncio.get_running_loop().create_future())
             if waits:
-                self._kept = outgoing
+                self._box.kept = outgoing
                 self._come_round(outgoing, TURNS + 1)
         if not waits:
             self._send(outgoing)
@@ -117,65 +127,65 @@ class GroupedSaver(FencedSaver):
 
     def _come_round(self, kept: Outgoing, turns: int) -> None:
         """Send what nothing has come for in so many turns."""
-        if self._kept is kept and turns:
+        if self._box.kept is kept and turns:
             asyncio.get_running_loop().call_soon(self._come_round, kept, turns - 1)
-        elif self._kept is kept:
+        elif self._box.kept is kept:
             self._send(kept)
 
     def _send(self, outgoing: Outgoing) -> None:
         # Not when the task begins: whoever comes before that would send what is kept once more.
-        self._kept = None
-        sending = asyncio.get_running_loop().create_task(self._write(outgoing.save, self._last))
-        self._last = sending
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
+        self._box.kept = None
+        sending = asyncio.get_running_loop().create_task(self._write(outgoing.save, self._box.last))
+        self._box.last = sending
+        self._box.sending.add(sending)
+        sending.add_done_callback(self._box.sending.discard)
         sending.add_done_callback(outgoing.tell)
 
     async def _write(self, save: Save, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
-        if self._failed is not None:
-            raise self._failed
+        if self._box.failed is not None:
+            raise self._box.failed
         try:
             await self._group_commit.save(save, partial(self._save_alone, save))
         except Exception as error:
             if save.is_input:
-                self._failed = error
+                self._box.failed = error
             raise
 
     async def _all_written(self) -> None:
         """Send what is kept and wait for all that was sent; raises what became of an input: nobody else waited for it."""
-        if self._kept is not None:
-            self._send(self._kept)
-        if self._last is not None:
-            await asyncio.wait({self._last})
-        if self._failed is not None:
-            raise self._failed
+        if self._box.kept is not None:
+            self._send(self._box.kept)
+        if self._box.last is not None:
+            await asyncio.wait({self._box.last})
+        if self._box.failed is not None:
+            raise self._box.failed
 
     async def _end(self) -> None:
         """Let nothing be written from now on, and return when nothing is under way any more."""
-        self._ended = True
-        if self._kept is not None:
-            self._kept.written.cancel()
-            self._kept = None
+        self._box.ended = True
+        if self._box.kept is not None:
+            self._box.kept.written.cancel()
+            self._box.kept = None
         cancellation: asyncio.CancelledError | None = None
-        while self._sending:
-            for task in self._sending:
+        while self._box.sending:
+            for task in self._box.sending:
                 task.cancel()
             try:
-                await asyncio.wait(self._sending)
+                await asyncio.wait(self._box.sending)
             except asyncio.CancelledError as error:
                 cancellation = error
                 # Cancelled, psycopg waits for the server once more. That has had its time, and the link may be dead.
-                if self._link is not None:
-                    shut_down(self._link)
+                if self._box.link is not None:
+                    shut_down(self._box.link)
         if cancellation is not None:
             raise cancellation
 
     async def _save_alone(self, save: Save) -> None:
         try:
             async with super()._cursor(pipeline=True) as cursor:
-                self._link = cursor.connection
+                self._box.link = cursor.connection
                 await save.send_on(cursor)
         finally:
-            self._link = None
+            self._box.link = None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphDrained
 from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph
@@ -74,14 +75,23 @@ class Place:
         async with self.saver.to_the_end():
             return await entrypoint(checkpointer=self.saver)(function).ainvoke(1, config(), durability="sync")
 
-    async def put_input(self) -> Any:
-        """Save the checkpoint of an input."""
+    async def put_input(self, saver: GroupedSaver | None = None) -> Any:
+        """Save the checkpoint of an input, by the saver or by this clone of it."""
         checkpoint: Any = empty_checkpoint() | {
             "channel_values": {"seen": [1]},
             "channel_versions": {"seen": "1"},
         }
         async with asyncio.timeout(20):
-            return await self.saver.aput(TOP, checkpoint, {"source": "input", "step": -1}, {"seen": "1"})
+            saver = saver or self.saver
+            return await saver.aput(TOP, checkpoint, {"source": "input", "step": -1}, {"seen": "1"})
+
+    def clone(self) -> GroupedSaver:
+        """Return the saver as LangGraph gives it to a subgraph when LANGGRAPH_STRICT_MSGPACK is set."""
+        self.saver.serde = JsonPlusSerializer(allowed_msgpack_modules=None)
+        clone = self.saver.with_allowlist([("tests", "State")])
+        assert isinstance(clone, GroupedSaver)
+        assert clone is not self.saver
+        return clone
 
     async def put_step(self) -> None:
         """Save the checkpoint of a step."""
@@ -370,7 +380,7 @@ async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(
 
     task = asyncio.create_task(work())
     async with asyncio.timeout(10):
-        while place.saver._kept is None:
+        while place.saver._box.kept is None:
             await turn()
     task.cancel()
     await asyncio.wait({task})
@@ -378,7 +388,7 @@ async def test_a_run_that_is_cancelled_writes_nothing_after_its_end(
         await turn()
 
     assert task.cancelled()
-    assert place.saver._last is None
+    assert place.saver._box.last is None
     assert await rows(place.look) == []
 
 
@@ -397,8 +407,8 @@ async def test_a_run_that_is_cancelled_waits_for_what_was_sent_late(place: Place
         await asyncio.wait({task})
 
         assert task.cancelled()
-        assert place.saver._last is not None
-        assert place.saver._last.done()
+        assert place.saver._box.last is not None
+        assert place.saver._box.last.done()
         await onlooker.until(lambda: not onlooker.rows(PARKED))
     assert await rows(place.look) == []
 
@@ -534,16 +544,47 @@ async def test_nothing_is_saved_after_the_end(place: Place):
 
 
 @pytest.mark.usefixtures("never_late")
+async def test_what_a_subgraph_s_clone_of_the_saver_has_kept_is_written_at_the_end(place: Place):
+    """It belongs to the same run. Sent late, it would come when its hold is over, and nobody would hear that it failed."""
+    async with place.saver.to_the_end():
+        await place.put_input(place.clone())
+
+    assert await place.steps() == [-1]
+
+
+async def test_an_input_that_a_clone_of_the_saver_lost_fails_the_run(place: Place):
+    """LangGraph takes it for written."""
+
+    async def work() -> None:
+        async with place.saver.to_the_end():
+            place.fail_once()
+            await place.put_input(place.clone())
+
+    with pytest.raises(OperationalError, match="no link"):
+        await work()
+
+
+async def test_nothing_is_saved_by_a_clone_after_the_end(place: Place):
+    """A cancelled run's subgraph may come round once more."""
+    clone = place.clone()
+    async with place.saver.to_the_end():
+        pass
+
+    with pytest.raises(RuntimeError, match="after the end of its run"):
+        await place.put_input(clone)
+
+
+@pytest.mark.usefixtures("never_late")
 @pytest.mark.parametrize("when", ["kept", "sent"])
 async def test_what_waits_for_a_save_that_never_began_is_cancelled_with_its_run(place: Place, when: str):
     """What a task wrote, say: it would wait for ever."""
     where: Any = {"configurable": TOP["configurable"] | {"checkpoint_id": "1"}}
     writing = asyncio.create_task(place.saver.aput_writes(where, [("seen", 1)], "task"))
     async with asyncio.timeout(10):
-        while place.saver._kept is None:
+        while place.saver._box.kept is None:
             await turn()
         if when == "sent":
-            place.saver._send(place.saver._kept)
+            place.saver._send(place.saver._box.kept)
         await place.saver._end()
         await asyncio.wait({writing})
 
