@@ -194,7 +194,7 @@ def test_every_writing_of_every_password_is_a_secret(monkeypatch: pytest.MonkeyP
         DATABASE_PASSWORD="third/pass",
     )
 
-    assert settings.secrets() == {
+    assert settings.secrets() >= {
         "p%2fss%2Fw0rd",
         "p/ss/w0rd",
         "p%2Fss%2Fw0rd",
