@@ -50,14 +50,18 @@ class Dsn:
     def describe(self) -> str:
         """Return `user@host:port/name`, for people."""
         user = self.parameters.get("user", "")
-        host = self.parameters.get("host") or self.parameters.get("hostaddr") or "local socket"
+        service = self.parameters.get("service")
+        unnamed = f"service {service}" if service else "local socket"
+        host = self.parameters.get("host") or self.parameters.get("hostaddr") or unnamed
         port = self.parameters.get("port", "5432")
         return f"{user + '@' if user else ''}{host}:{port}/{self.parameters.get('dbname', user)}"
 
     def over_unix_socket(self) -> bool:
         """Say whether the server is met over a Unix socket, where neither side has keepalives."""
         host = self.parameters.get("host", "")
-        return not self.parameters.get("hostaddr") and (not host or host.startswith(("/", "@")))
+        if self.parameters.get("hostaddr") or (not host and "service" in self.parameters):
+            return False  # where a service leads is in a file that libpq alone reads
+        return all(not each or each.startswith(("/", "@")) for each in host.split(","))
 
     async def connection_parameters(self) -> dict[str, Any]:
         """Return libpq's parameters for one connection, the password as it is now.
@@ -132,6 +136,9 @@ def parse_dsn(
     except psycopg.Error:
         # libpq quotes the part it stumbled over, and that part may be the password.
         raise Unusable(f"{setting} is not a Postgres URL that can be read: {HINT}") from None
+    if "service" not in parameters:
+        # libpq would go there all the same, and everything that is said of the server would be wrong.
+        parameters = {**_place_of_environment(), **parameters}
     in_url = parameters.pop("password", None)
     if not parameters.get("dbname") and not parameters.get("service"):
         raise Unusable(f"{setting} names no database: write postgresql://USER@HOST/DATABASE")
@@ -146,6 +153,15 @@ def parse_dsn(
         password_command=None if password_command is None else _words(password_command),
         secrets=_writings(url, password, in_url, parameters.get("sslpassword")),
     )
+
+
+def _place_of_environment() -> dict[str, str]:
+    """Return where libpq looks for a server that is not named: PGHOST, PGHOSTADDR, PGPORT."""
+    return {
+        option.keyword.decode(): option.val.decode()
+        for option in pq.Conninfo.get_defaults()
+        if option.keyword in (b"host", b"hostaddr", b"port") and option.val and option.val != option.compiled
+    }
 
 
 def _writings(url: str, *secrets: Any) -> frozenset[str]:

@@ -156,7 +156,7 @@ def test_every_form_that_libpq_knows_is_accepted(url: str):
         ("postgresql://tickd@db/shop", "tickd@db:5432/shop"),
         ("postgresql://tickd@/shop", "tickd@local socket:5432/shop"),
         ("postgresql://tickd@/shop?hostaddr=10.0.0.1", "tickd@10.0.0.1:5432/shop"),
-        ("service=shop", "local socket:5432/"),
+        ("service=shop", "service shop:5432/"),
     ],
 )
 def test_a_dsn_is_described_for_people(url: str, text: str):
@@ -170,6 +170,8 @@ def test_a_dsn_is_described_for_people(url: str, text: str):
         ("postgresql://tickd@/shop", True),
         ("postgresql://tickd@/shop?host=/run/postgresql", True),
         ("host=@abstract dbname=shop user=tickd", True),
+        ("host=/run/postgresql,db dbname=shop user=tickd", False),
+        ("service=shop", False),
         ("postgresql://tickd@db/shop", False),
         ("postgresql://tickd@/shop?hostaddr=10.0.0.1", False),
     ],
@@ -177,6 +179,17 @@ def test_a_dsn_is_described_for_people(url: str, text: str):
 def test_a_unix_socket_is_told_from_a_network(url: str, *, over_socket: bool):
     """There are no keepalives on a Unix socket, and no need of them."""
     assert parse(url).over_unix_socket() is over_socket
+
+
+def test_a_server_that_the_environment_names_is_named(monkeypatch: pytest.MonkeyPatch):
+    """That is where libpq goes; "local socket", and windows that do not apply there, would be told to whoever looks for it."""
+    monkeypatch.setenv("PGHOST", "db")
+    monkeypatch.setenv("PGPORT", "5433")
+
+    assert parse("postgresql://tickd@/shop").describe() == "tickd@db:5433/shop"
+    assert not parse("postgresql://tickd@/shop").over_unix_socket()
+    assert parse("postgresql://tickd@other:1/shop").describe() == "tickd@other:1/shop"
+    assert parse("service=shop").describe() == "service shop:5432/"
 
 
 def test_a_text_is_redacted_of_the_password_in_both_writings():
