@@ -17,8 +17,7 @@ asks whether it is held.
 """
 
 import uuid
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, LiteralString, NamedTuple, Self
@@ -185,6 +184,28 @@ WITH waiting AS MATERIALIZED (
 SELECT try.held, resumed.token, resumed.attempt, resumed.thread_id, waiting.replica
 FROM try LEFT JOIN resumed ON true LEFT JOIN waiting ON true
 """
+# For whoever has the lock and has asked for an admission without an answer: a row of one's own without an outcome is that
+# admission, and nothing has run under it. The sweep that calls it abandoned asks for the old token.
+ADMIT_AGAIN = """
+WITH next AS (
+    UPDATE tickd.graphs SET token = graphs.token + 1
+    WHERE space = %(space)s AND graph = %(graph)s AND paused_at IS NULL
+    RETURNING token
+), again AS (
+    UPDATE tickd.ticks
+    SET token = next.token, admitted_at = GREATEST(clock_timestamp(), fire_time)
+    FROM next
+    WHERE space = %(space)s AND graph = %(graph)s AND fire_time = %(fire_time)s AND mode = 'skip' AND outcome IS NULL
+      AND replica = %(replica)s
+    RETURNING ticks.token, attempt, thread_id
+), fenced AS (
+    INSERT INTO tickd.threads (thread_id, space, graph, token)
+    SELECT thread_id, %(space)s::int, %(graph)s::text, token FROM again
+    ON CONFLICT (thread_id) DO UPDATE
+    SET space = EXCLUDED.space, graph = EXCLUDED.graph, token = EXCLUDED.token, held_at = clock_timestamp()
+)
+SELECT token, attempt, thread_id FROM again
+"""
 UNFINISHED = """
 SELECT replica, admitted_at, fire_time
 FROM tickd.ticks
@@ -257,16 +278,27 @@ async def hold_and_admit(
     run_id: uuid.UUID,
     heed_interrupt: bool = True,
     tell_running: bool = False,
+    unanswered: MutableMapping[Tick, Exception] | None = None,
 ) -> tuple[bool | None, Admission | Refusal | Unfinished | None]:
     """Try the graph's lock and admit the tick under it: whether the lock was taken, and what the ledger says.
 
     (True, Admission): run it. (_, Refusal): it has been admitted before. (None, Unfinished): an earlier tick of the
     graph has been handed off and comes first. (False, None): another session holds the lock; with `tell_running`, (False,
     Unfinished) where the ledger knows already for which tick. `heed_interrupt`: an earlier tick that waits on an interrupt
-    keeps others from its thread.
+    keeps others from its thread. `unanswered` are the ticks whose admission this replica has asked for before and heard
+    nothing, each with the error; one that turns out to have been admitted is admitted to it again.
     """
     values = {"thread_id": thread_id, "run_id": run_id, "heed_interrupt": heed_interrupt} | _tick_values(tick)
-    answer = await _hold_and_admit(session, tick.graph, values)
+    unanswered = {} if unanswered is None else unanswered
+    try:
+        answer = await _hold_and_admit(session, tick, values, unanswered)
+        if answer.held and answer.known and tick in unanswered and answer.replica == session.place.replica:
+            again = await admit(session, session.fetch(ADMIT_AGAIN, session.common_values() | values))
+            if again is not None:
+                return True, Admission(*again)
+    except Exception as error:
+        unanswered[tick] = error
+        raise
     if answer.token is not None:
         return True, Admission(answer.token, answer.attempt, thread_id)
     if answer.held is False:
@@ -278,11 +310,16 @@ async def hold_and_admit(
     return None, Refusal(SkipReason(answer.barred))
 
 
-async def _hold_and_admit(session: LockSession, graph: str, values: dict[str, Any]) -> _Answer:
+async def _hold_and_admit(
+    session: LockSession, tick: Tick, values: dict[str, Any], unanswered: MutableMapping[Tick, Exception]
+) -> _Answer:
     """Return the answer, once it is not of a moment before the lock was taken."""
+    graph = tick.graph
     if session.ledger is not session:
-        with suppress(psycopg.Error, TimeoutError):
+        try:
             return await _hold_then_admit(session, graph, values)
+        except (psycopg.Error, TimeoutError) as error:
+            unanswered[tick] = error
         # That session is gone, which says nothing of this one.
         session.ledger = session
         await session.unlock(graph)

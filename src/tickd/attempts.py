@@ -65,6 +65,8 @@ class Attempts:
         self._occupancy = occupancy
         self._clock = clock
         self._stop = stop
+        # Ticks whose admission was asked for here and had no answer: they may be in the ledger, and nobody runs them.
+        self.unanswered: dict[Tick, Exception] = {}
 
     async def make_room(self, entry: Entry, tick: Tick, until: datetime) -> SkipReason | None:
         """Let an earlier tick's run of this very replica make room, and wait for it within the tick's grace.
@@ -122,8 +124,8 @@ class Attempts:
                 pause = ahead  # the graph may be free by then
             else:
                 tries += 1
-                if running is not None and self._may_displace(entry, running, tick, due + entry.grace):
-                    if tries % DISPLACE_AGAIN == 1:
+                if running is not None and self._may_follow(running, session, entry, tick, due):
+                    if running.fire_time < tick.fire_time and tries % DISPLACE_AGAIN == 1:
                         await announcement.displace(session, tick)
                     pause = DISPLACED_POLL
                 elif running is not None or tries == PASSING_HOLD_TRIES:
@@ -144,6 +146,7 @@ class Attempts:
             run_id=run_id(tick),
             heed_interrupt=entry.after_interrupt == "skip",
             tell_running=True,
+            unanswered=self.unanswered,
         )
         if held is False and granted is None:
             # Whoever holds the lock may have admitted its tick after the statement's snapshot.
@@ -159,7 +162,17 @@ class Attempts:
         while self._clock.now() < due and not self._stop.requested:  # noqa: ASYNC110  # an event would be late as well
             await asyncio.sleep(0)  # noqa: TID251  # a turn of the loop, which is no time
 
-    def _may_displace(self, entry: Entry, running: Unfinished, tick: Tick, until: datetime) -> bool:
-        """Say whether the tick may still have the graph of the one that runs; every replica asks, also for its own tick."""
-        earlier = running.fire_time < tick.fire_time
-        return entry.overlap == "cancel" and earlier and self._clock.now() < until
+    def _may_follow(
+        self, running: Unfinished, session: LockSession, entry: Entry, tick: Tick, due: datetime
+    ) -> bool:
+        """Say whether the tick may still have the graph of the one that is known to run.
+
+        An earlier one is asked to make room; every replica asks, also for its own tick. And this very tick runs nowhere if its
+        admission here had no answer: then the server has yet to notice that the session has ended.
+        """
+        if self._clock.now() >= due + entry.grace:
+            return False
+        if running.fire_time < tick.fire_time:
+            return entry.overlap == "cancel"
+        own = (running.fire_time, running.replica) == (tick.fire_time, session.place.replica)
+        return own and tick in self.unanswered

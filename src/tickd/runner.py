@@ -171,6 +171,7 @@ class Runner:
             return await self._end_with_room(entry, tick, due)
         finally:
             self._looks.forget(tick)
+            self._attempts.unanswered.pop(tick, None)
 
     async def _end_with_room(self, entry: Entry, tick: Tick, due: datetime) -> End:
         async with self.room(due + entry.grace) as room:
@@ -178,7 +179,7 @@ class Runner:
                 return skipped(SkipReason.DRAINING)
             if room.reason is not None:
                 return await self._came_too_late(entry, tick, due, room.reason)
-            return await self._end_in_room(entry, tick, due, room)
+            return self._unless_unanswered(tick, await self._end_in_room(entry, tick, due, room))
 
     async def _end_in_room(self, entry: Entry, tick: Tick, due: datetime, room: Room) -> End:
         """Attempt on a spare session or on a fresh one; a late tick may turn out to need neither.
@@ -208,6 +209,18 @@ class Runner:
     async def _unless_elsewhere(self, tick: Tick, end: End) -> End:
         """Return the skip of a tick that another replica has, in the place of an error."""
         return (end.outcome is Outcome.ERROR and await self._elsewhere(tick)) or end
+
+    def _unless_unanswered(self, tick: Tick, end: End) -> End:
+        """Return the error of a tick that may have been admitted here in vain, in the place of an end that names nobody else."""
+        error = self._attempts.unanswered.get(tick)
+        untried = end.outcome in (Outcome.MISSED, Outcome.SKIPPED)
+        if (
+            error is None
+            or not untried
+            or end.fields.get("holder", self._place.replica) != self._place.replica
+        ):
+            return end
+        return error_end(error, reason="no_answer")
 
     async def _end_on_session(
         self, entry: Entry, tick: Tick, due: datetime, room: Room, session: LockSession
@@ -343,6 +356,8 @@ class Runner:
             return None
         if found is None:
             return None
+        if not found.ended and found.replica == self._place.replica and tick in self._attempts.unanswered:
+            return None  # admitted here without an answer, and not begun
         if found.ended:
             return skipped(SkipReason.ALREADY_RAN, holder=found.replica)
         since = found.since and instant_text(found.since)

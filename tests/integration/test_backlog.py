@@ -21,9 +21,10 @@ from tests.onlooker import Onlooker
 from tests.proxy import Proxy
 from tests.witness import GRAPHS, Witness
 from tickd import announcement, claim, runner
+from tickd.admissions import admit
 from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
-from tickd.lock import LockPlace, closing, open_session
+from tickd.lock import LockPlace, LockSession, closing, open_session
 from tickd.log import Log
 from tickd.migrations import migrate_at
 from tickd.supervision import order_of
@@ -499,6 +500,27 @@ async def test_a_tick_that_could_not_be_claimed_waits(
 
     (row,) = ticks(witness)
     assert row.outcome == "ran"
+
+
+async def test_a_tick_whose_claim_had_no_answer_is_claimed_again(
+    start: Start, book: Logbook, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch, witness: Witness
+):
+    """Its row has a holder, a lease and an attempt of which nobody knows, and the lock is free."""
+
+    async def lose(session: LockSession, statement: Any) -> Any:
+        monkeypatch.setattr(claim, "admit", admit)
+        await admit(session, statement)
+        onlooker.terminate(session.connection.info.backend_pid)
+        return await session.fetch("SELECT 1")
+
+    async with start(letters()) as replica:
+        monkeypatch.setattr(claim, "admit", lose)
+        await replica.backlog.run_tick(replica.tick(GRAPH))
+        assert told(book, "reason") == [("skipped", "queued")]
+        await replica.backlog.work_off(GRAPH)
+
+    assert told(book, "attempt")[1:] == [("started", 2), ("ran", 2)]
+    assert [(row.outcome, row.failures) for row in ticks(witness)] == [("ran", 1)]
 
 
 # Fails for whoever claims a row.

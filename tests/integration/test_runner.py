@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ from tickd.log import Log
 from tickd.migrations import migrate_at
 from tickd.runner import Limits
 from tickd.runs import Run
-from tickd.tick import Tick, instant_text, run_id
+from tickd.tick import Tick, instant_text, lock_key, run_id
 
 
 pytestmark = pytest.mark.migrated
@@ -50,6 +50,12 @@ HANDED_OFF = """
 UPDATE tickd.ticks SET outcome = 'handed_off';
 CREATE FUNCTION trouble() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN {trouble}; RETURN NEW; END $$;
 CREATE TRIGGER trouble BEFORE UPDATE ON tickd.ticks FOR EACH ROW EXECUTE FUNCTION trouble()
+"""
+# As by a sweep between the admission and the next try.
+CLOSED_AT_ONCE = """
+CREATE FUNCTION close() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN UPDATE tickd.ticks SET outcome = 'abandoned'; RETURN NULL; END $$;
+CREATE TRIGGER close AFTER INSERT ON tickd.ticks FOR EACH ROW EXECUTE FUNCTION close()
 """
 Play = Callable[..., Any]
 
@@ -571,6 +577,87 @@ async def test_a_database_that_never_takes_the_try_is_an_error_when_the_grace_is
     line = book.terminal()[-1]
     assert (line["event"], line["error_type"]) == ("tick.error", "AdminShutdown")
     assert 2 <= line["tries"] <= 6
+
+
+LoseAnswer = Callable[..., None]
+
+
+async def nothing() -> None:
+    """Do nothing."""
+
+
+@pytest.fixture
+def lose_answer(onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch) -> LoseAnswer:
+    """Have the session of the next admission end between its commit and its answer, and do something before."""
+    admit = admissions.admit
+
+    def prepare(meanwhile: Callable[[], Awaitable[None]] = nothing) -> None:
+        async def lose(session: LockSession, admission: Any) -> Any:
+            monkeypatch.setattr(admissions, "admit", admit)
+            await admit(session, admission)
+            await meanwhile()
+            onlooker.terminate(session.connection.info.backend_pid)
+            return await session.fetch("SELECT 1")
+
+        monkeypatch.setattr(admissions, "admit", lose)
+
+    return prepare
+
+
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
+@pytest.mark.parametrize("ahead", [SECOND, -SECOND], ids=["ahead", "late"])
+async def test_a_tick_whose_admission_had_no_answer_runs(
+    play: Play, book: Logbook, onlooker: Onlooker, lose_answer: LoseAnswer, hold: str, ahead: timedelta
+):
+    """Nobody else is admitted to it, so it was told as one that this very replica had run, and was abandoned."""
+    replica = await play(graph_of(one=step("one")), keys={"hold": hold})
+    lose_answer()
+
+    await run(replica, replica.due(GRAPH, ahead=ahead))
+
+    line = only(book.terminal())
+    assert (line["event"], line["token"], line["attempt"]) == ("tick.ran", 2, 1)
+    assert onlooker.rows("SELECT outcome, attempt, token FROM tickd.ticks") == [("ran", 1, 2)]
+    assert onlooker.locks() == []
+
+
+async def test_a_tick_whose_admission_had_no_answer_waits_until_its_session_has_ended(
+    play: Play, book: Logbook, onlooker: Onlooker, lose_answer: LoseAnswer, admin_dsn: str
+):
+    """A server that has not noticed keeps the lock for a while, and the tick is this replica's all the same."""
+    replica = await play(graph_of(one=step("one")))
+    async with await psycopg.AsyncConnection.connect(admin_dsn, autocommit=True) as keeper:
+        keeping: list[asyncio.Task[Any]] = []
+
+        async def keep() -> None:
+            lock = keeper.execute("SELECT pg_advisory_lock(7301, %s)", [lock_key(GRAPH)])
+            keeping.append(asyncio.create_task(lock))
+            await onlooker.until(onlooker.waiters)
+
+        lose_answer(keep)
+        running = asyncio.create_task(run(replica))
+        await onlooker.until(
+            lambda: [row for row in onlooker.sessions("tickd/a") if row[2] == "idle" and "held" in row[3]]
+        )
+        assert book.terminal() == []
+
+    await running
+    assert only(book.terminal())["event"] == "tick.ran"
+
+
+async def test_a_tick_whose_admission_had_no_answer_and_that_a_sweep_has_closed_is_an_error(
+    play: Play, book: Logbook, onlooker: Onlooker, lose_answer: LoseAnswer
+):
+    """It has not run, and no line of this replica's may say so."""
+    replica = await play(graph_of(one=step("one")))
+    onlooker.connection.execute(CLOSED_AT_ONCE)
+    lose_answer()
+
+    await run(replica)
+
+    line = only(book.terminal())
+    assert (line["event"], line["reason"], line["error_type"]) == ("tick.error", "no_answer", "AdminShutdown")
+    assert onlooker.rows("SELECT outcome FROM tickd.ticks") == [("abandoned",)]
 
 
 async def test_a_take_over_that_comes_to_nothing_leaves_no_dead_session_to_the_next_tick(
