@@ -14,6 +14,7 @@ from langgraph.graph import END, START, StateGraph
 from psycopg_pool import AsyncConnectionPool
 
 from tickd.clock import DatabaseClock
+from tickd.continuation import Continuation
 from tickd.graph_thread import GraphThread, PoolSize
 from tickd.graphs import LoadedGraph
 from tickd.lock import LockPlace, closing, open_session
@@ -119,6 +120,7 @@ class Played:
     """One replica."""
 
     runner: Runner
+    continuation: Continuation
     clock: DatabaseClock
     stop: Stop
     pool: AsyncConnectionPool[Any]
@@ -166,6 +168,7 @@ async def played(
             limits=limits or Limits(max_running=4, lock_attempts=4, drain_timeout=timedelta(seconds=10)),
         )
         try:
-            yield Played(runner, clock, stop, pool)
+            continuation = Continuation(runner, entries=entries, clock=clock, stop=stop)
+            yield Played(runner, continuation, clock, stop, pool)
         finally:
             await runner.end()

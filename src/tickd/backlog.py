@@ -20,6 +20,7 @@ from psycopg_pool import AsyncConnectionPool
 from tickd import announcement, claim, ledger
 from tickd.claim import Claimed, Due, Enqueued, Row
 from tickd.clock import DatabaseClock
+from tickd.continuation import Continuation
 from tickd.ends import End, Ran, error_end, lost, milliseconds, skipped
 from tickd.entry import Entry
 from tickd.intake import Intake
@@ -54,6 +55,7 @@ class Backlog:
         self._place = place
         self._clock = clock
         self._stop = stop
+        self._continuation = Continuation(runner, entries=entries, clock=clock, stop=stop)
         self._intake = Intake(pool, place.space, stop)
         self._unwritten: dict[str, dict[Tick, datetime]] = defaultdict(dict)
         self._working_off: set[str] = set()
@@ -83,7 +85,7 @@ class Backlog:
         if entry is None:
             return
         if entry.mode != "claim" or await self._waits_admitted(tick):
-            await self._runner.take_over(tick)
+            await self._continuation.take_over(tick)
         await self.work_off(tick.graph)
 
     async def work_off(self, graph: str) -> None:

@@ -1,8 +1,8 @@
 """The runner: one tick, from fire to log line.
 
-`run_tick` is the story of a tick that this replica fired, `take_over` that of one that another replica handed off;
-everything they call returns facts. Each tick that is fired ends with exactly one terminal line, and so does each run
-that is taken over.
+`run_tick` is the story of a tick that this replica fired in skip mode; everything it calls returns facts, and the stories
+of ticks that were handed off (`continuation`) or are claimed (`backlog`) share its parts. Each tick that is fired ends with
+exactly one terminal line, and so does each run that is taken over.
 """
 
 import asyncio
@@ -127,7 +127,6 @@ class Runner:
         )
         self.occupancy = Occupancy(clock)
         self._attempts = Attempts(pool, place.space, occupancy=self.occupancy, clock=clock, stop=stop)
-        self._taking_over: set[Tick] = set()
         self._reachable = True
         self.drain_ran_out = False
 
@@ -139,21 +138,6 @@ class Runner:
     async def run_tick(self, tick: Tick) -> None:
         """Take one fired tick of a graph in skip mode to its terminal line."""
         await self.conclude(tick, self._end_of(self._entries[tick.graph], tick))
-
-    async def take_over(self, tick: Tick) -> None:
-        """Continue a tick that another replica handed off, at its next super-step; says nothing if it is not ours to run.
-
-        Every replica hears of it and tries; the row makes one of them the next holder. What fails here is tried again
-        at the next sweep.
-        """
-        entry = self._entries.get(tick.graph)
-        if entry is None or tick in self._taking_over:
-            return
-        self._taking_over.add(tick)
-        try:
-            await self.conclude(tick, self._end_of_taken_over(entry, tick))
-        finally:
-            self._taking_over.discard(tick)
 
     async def conclude(self, tick: Tick, story: Awaitable[End | None]) -> End | None:
         """Await a tick's story, log its end and return it; never raises, for one tick must not end the others."""
@@ -238,7 +222,7 @@ class Runner:
                     await session.close()
                 return early_end
             attempt = partial(self._attempts.at_due, entry=entry, tick=tick, due=due)
-            return await self._run_if_held(entry, tick, session, attempt, room)
+            return await self.run_if_held(entry, tick, session, attempt, room)
 
     async def _make_ready(self, session: LockSession, tick: Tick, due: datetime) -> None:
         """Let a new backend learn the admission if there is time before the tick; else leave that to one that knows it.
@@ -254,28 +238,7 @@ class Runner:
             with suppress(*Unreachable):
                 session.ledger = await self._shared.session()
 
-    async def _end_of_taken_over(self, entry: Entry, tick: Tick) -> End | None:
-        async with self.room(self._clock.now() + entry.grace) as room:
-            if room.reason is not None:
-                return None
-            try:
-                end = await self._end_of_resumed(entry, tick, room)
-            except Unreachable as error:
-                # The tick waits still, or another replica runs it. If it was admitted here without an answer, a sweep tells.
-                self.note_unreachable(error)
-                return None
-            return None if end is None or end.outcome is Outcome.SKIPPED else end
-
-    async def _end_of_resumed(self, entry: Entry, tick: Tick, room: Room) -> End | None:
-        """Try to go on with a tick that was handed off; None when this replica is to try nothing now."""
-        session = await self.open_session(entry)
-        if self._stop.requested or self.occupancy.of(tick.graph) is not None:
-            await session.close()
-            return None
-        attempt = partial(admissions.hold_and_resume, tick=tick)
-        return await self._run_if_held(entry, tick, session, attempt, room)
-
-    async def _run_if_held(
+    async def run_if_held(
         self,
         entry: Entry,
         tick: Tick,

@@ -24,6 +24,7 @@ from tickd import announcement, claim, runner
 from tickd.admissions import admit
 from tickd.backlog import MOST_LOST_HOLDERS
 from tickd.claim import Due
+from tickd.continuation import Continuation
 from tickd.lock import LockPlace, LockSession, closing, open_session
 from tickd.log import Log
 from tickd.migrations import migrate_at
@@ -680,7 +681,9 @@ async def test_what_was_handed_off_is_claimed_under_a_lease(
         tick = replica.tick(GRAPH)
         await enqueue(tick)
         onlooker.connection.execute("UPDATE tickd.ticks SET outcome = 'handed_off', attempt = 1")
-        await replica.runner.take_over(tick)
+        await Continuation(
+            replica.runner, entries=replica.entries, clock=replica.clock, stop=replica.stop
+        ).take_over(tick)
         assert witness.nodes() == []
         running = asyncio.create_task(replica.backlog.take_over(tick))
         await asyncio.to_thread(witness.wait_for_node, "a")

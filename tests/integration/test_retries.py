@@ -122,7 +122,7 @@ async def test_a_stop_in_the_pause_hands_the_tick_off(start: Start, book: Logboo
     assert [row.outcome for row in ticks(witness)] == ["handed_off"]
 
     async with start({"attempts": 9, "backoff": "10m"}, fail="a", fails=1) as replica:
-        await replica.runner.take_over(tick)
+        await replica.backlog.take_over(tick)
 
     assert told(book, "attempt")[-2:] == [("started", 2), ("ran", 2)]
     assert [row.outcome for row in ticks(witness)] == ["ran"]

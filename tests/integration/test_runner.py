@@ -668,7 +668,7 @@ async def test_a_take_over_that_comes_to_nothing_leaves_no_dead_session_to_the_n
     places = replica.runner._places
     places._waiting = 1  # a tick that waits for a session
 
-    await replica.runner.take_over(replica.due(GRAPH))
+    await replica.continuation.take_over(replica.due(GRAPH))
 
     session = places.take_spare()
     assert session is not None
@@ -695,15 +695,15 @@ async def test_a_take_over_that_could_not_be_tried_is_no_error_of_the_tick(
     onlooker.connection.execute(HANDED_OFF.format(trouble=trouble).encode())
     open_before = pids(onlooker)
 
-    await replica.runner.take_over(tick)
-    await replica.runner.take_over(tick)
+    await replica.continuation.take_over(tick)
+    await replica.continuation.take_over(tick)
 
     assert [line["event"] for line in book.terminal()] == ["tick.ran"]
     assert len(book.find("database.unreachable")) == 1
     assert onlooker.locks() == []
     await onlooker.until(lambda: pids(onlooker) == open_before)
     onlooker.connection.execute("DROP TRIGGER trouble ON tickd.ticks")
-    await replica.runner.take_over(tick)
+    await replica.continuation.take_over(tick)
     assert [line["event"] for line in book.terminal()] == ["tick.ran", "tick.ran"]
 
 
@@ -722,7 +722,8 @@ async def test_what_goes_wrong_after_the_admission_is_told(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(runner, "order_of", full)
-    await getattr(replica.runner, way)(tick)
+    story = replica.continuation.take_over if way == "take_over" else replica.runner.run_tick
+    await story(tick)
 
     line = book.terminal()[-1]
     assert (line["event"], line["error"]) == ("tick.error", "no space left on device")
@@ -863,8 +864,8 @@ async def test_a_stop_hands_a_run_off_and_another_replica_goes_on(
         ["two"],
     )
     gate.came.clear()
-    await b.runner.take_over(tick)
-    await b.runner.take_over(tick)
+    await b.continuation.take_over(tick)
+    await b.continuation.take_over(tick)
 
     handed_off, ran = book.terminal()
     assert (ran["event"], ran["attempt"], ran["token"]) == ("tick.ran", 2, 3)
