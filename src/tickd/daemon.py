@@ -139,10 +139,11 @@ class Daemon:
         The first one after all were down accounts for what nobody fired, before any other can begin.
         """
         first = await fleet.arrive(self._stop, waited=waited)
+        # Before anything that may wait: whom this one has met may stop to fire in the next moment.
+        now = self._clock.now()
         alive_at = await fleet.alive_at()
         await fleet.register({name: entry.calendar for name, entry in self._entries.items()})
         fires_since = await fleet.fires_since(self._entries)
-        now = self._clock.now()
         if first:
             if alive_at is not None:
                 absence = Absence(alive_at, now)

@@ -1,13 +1,15 @@
 """A deploy: each replica in turn is stopped and started anew, under runs that are longer than a stop may take."""
 
-import itertools
 from datetime import timedelta
+from itertools import pairwise
 
+import psycopg
 import pytest
 
 from tests.holds import outcomes
 from tests.replicas import Fleet
 from tests.witness import GRAPHS, Witness
+from tickd.tick import parse_instant
 
 
 pytestmark = pytest.mark.chaos
@@ -40,10 +42,36 @@ def test_a_rolling_restart_loses_no_tick_and_runs_no_node_twice(fleet: Fleet, wi
         assert {row.outcome for row in rows} <= {"ran", "handed_off"}
         assert [row.fire_time for row in rows if row.outcome == "handed_off"] in ([], [rows[-1].fire_time])
         fire_times = [row.fire_time for row in rows]
-        gaps = {later - earlier for earlier, later in itertools.pairwise(fire_times)}
+        gaps = {later - earlier for earlier, later in pairwise(fire_times)}
         assert gaps <= {timedelta(seconds=4), timedelta(seconds=8)}
         for row in rows:
             if row.outcome == "ran":
                 nodes = [node.node for node in witness.nodes(graph) if node.fire_time == row.fire_time]
                 assert nodes == [f"step_{number}" for number in range(1, STEPS + 1)]
     assert witness.overlaps() == []
+
+
+WAITS = "SELECT count(*) AS waiting FROM pg_stat_activity WHERE application_name = 'tickd/b' AND wait_event_type = 'Lock'"
+A_SECOND = "SELECT pg_sleep(1)::text AS slept"
+
+
+def test_what_comes_due_while_a_replica_joins_is_fired_by_it_when_the_other_one_stops(
+    fleet: Fleet, witness: Witness
+):
+    """The old one had stopped firing, and the new one began with what came after its own start."""
+    restock = {"graph": f"{GRAPHS}:quick", "every": "200ms", "grace": "30s"}
+    rare = {"graph": f"{GRAPHS}:quick", "every": "1d"}
+    old = fleet.start("a", fleet.schedule({"restock": restock, "rare": rare}))
+    old.wait_for("tick.ran", count=3)
+    with psycopg.connect(witness.dsn) as operator:
+        operator.execute("SELECT FROM tickd.graphs WHERE graph = 'rare' FOR UPDATE")
+        new = fleet.start("b", fleet.schedule({"restock": restock, "rare": {**rare, "every": "2d"}}))
+        while witness.query(WAITS)[0].waiting == 0:
+            pass
+        assert old.stop() == 0
+        witness.query(A_SECOND)
+    new.wait_for("tick.ran", count=10)
+    assert new.stop() == 0
+
+    told = sorted({parse_instant(line["fire_time"]) for line in old.terminal_lines() + new.terminal_lines()})
+    assert {later - earlier for earlier, later in pairwise(told)} == {timedelta(milliseconds=200)}
