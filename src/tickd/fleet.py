@@ -35,6 +35,7 @@ BOOKS = 0x74696362 << 32
 ALONE = "SELECT pg_try_advisory_lock(%s)"
 TOGETHER = "SELECT pg_try_advisory_lock_shared(%s)"
 UNLOCK = "SELECT pg_advisory_unlock(%s)"
+UNLOCK_SHARED = "SELECT pg_advisory_unlock_shared(%s)"
 ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
 # A crash of one backend ends all sessions and not the server, and leaves the statistics empty; a standby that became the
 # primary may have been up for long, and remembers what it replayed last.
@@ -145,6 +146,16 @@ class Fleet:
                 timeline: int = (await self.session.fetch(BEAT, (self._space, unfired_since)))[0]
                 return timeline
         return None
+
+    async def leave(self, unfired_since: datetime) -> None:
+        """Be there no more, and say how far this one has fired, for the first to start should it be the last to stop.
+
+        In this order, because the word may have to wait: who starts meanwhile must not count on a replica that fires no more,
+        and what it accounts for twice stands.
+        """
+        if self._joined:
+            await self._ask(UNLOCK_SHARED, self._presence)
+        await self.beat(unfired_since)
 
     async def alive_at(self) -> datetime | None:
         """Return how far the fleet had come when it was last seen to fire; None when it never was."""

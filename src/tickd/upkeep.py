@@ -228,8 +228,7 @@ class Upkeep:
                     present_since = time.monotonic()
                     await self._hear(present)
                     if self._stop.requested:
-                        # Said to the moment, and before this one is gone, for the first to start should it be the last to stop.
-                        await present.beat(self._unfired_since())
+                        await present.leave(self._unfired_since())
             if time.monotonic() - present_since <= PRESENT_FOR.total_seconds():
                 seed = f"{self._place.replica}/{tries}"
                 await self._stop.wait(backoff(1, first=REJOIN_EVERY, longest=REJOIN_EVERY, seed=seed))

@@ -404,6 +404,27 @@ async def test_a_beat_that_finds_the_row_locked_leaves_the_session_alone(open_as
     assert await a.beat(FAR) == 1
 
 
+async def test_nobody_counts_on_a_replica_whose_last_word_has_to_wait(open_as: Open, admin_dsn: str):
+    """It has fired its last tick: what comes due from now on is for the next one, which is the first."""
+    a, b = await joined(await open_as("a")), Fleet(await open_as("b"))
+    await a.beat(FAR)
+    before = await a.alive_at()
+
+    async with await psycopg.AsyncConnection.connect(admin_dsn) as administrator:
+        await administrator.execute("SELECT FROM tickd.spaces FOR UPDATE")
+        leaving = asyncio.create_task(a.leave(FAR))
+        async with asyncio.timeout(SECONDS):
+            while await column(b.session.connection, WAITING) != [1]:
+                await b.session.fetch("SELECT pg_sleep(0.01)")
+            assert await b.arrive(Stop())
+    await leaving
+
+    after = await b.alive_at()
+    assert before is not None
+    assert after is not None
+    assert before < after
+
+
 async def test_a_lock_space_has_its_own_beat(open_as: Open):
     """Nothing of one application's life says anything about the other's."""
     other = await joined(await open_as("b", space=SPACE + 1))
