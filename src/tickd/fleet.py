@@ -6,7 +6,7 @@ time arrive, and the first keep it until it has settled: a first that dies in th
 next one to arrive is the first again. The server decides, so a killed replica counts as gone at once.
 
 A restart of the server ends every session, and so the presence of replicas that live. Who finds nobody after that is not
-the first yet: the others have time to come back. How far the fleet had come is one row per lock space. Only who is present
+the first yet: the others have time to come back, unless the last that left has said that it was the last. How far the fleet had come is one row per lock space. Only who is present
 moves it on, and on the session that makes it so: what is older than the server itself was said by replicas that it has
 cut off.
 """
@@ -40,16 +40,28 @@ ALIVE_AT = "SELECT alive_at FROM tickd.spaces WHERE space = %s"
 # A crash of one backend ends all sessions and not the server, and leaves the statistics empty; a standby that became the
 # primary may have been up for long, and remembers what it replayed last.
 CUT_OFF = """
-SELECT alive_at <= GREATEST(
+SELECT deserted, alive_at <= GREATEST(
     pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter), pg_last_xact_replay_timestamp()
 )
 FROM tickd.spaces
 WHERE space = %s
 """
+# `deserted` is for the last one to leave to say, and for whoever is there to take back. One that leaves at the same time has
+# looked a moment before, and may be the later one to write.
 BEAT = """
-INSERT INTO tickd.spaces (space, alive_at)
-VALUES (%s, LEAST(clock_timestamp(), %s::timestamptz - interval '1 microsecond'))
-ON CONFLICT (space) DO UPDATE SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at)
+INSERT INTO tickd.spaces (space, alive_at, deserted)
+VALUES (
+    %(space)s, LEAST(clock_timestamp(), %(unfired_since)s::timestamptz - interval '1 microsecond'),
+    %(leaves)s AND NOT EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND classid::bigint << 32 | objid::bigint = %(presence)s
+    )
+)
+ON CONFLICT (space) DO UPDATE
+SET alive_at = GREATEST(spaces.alive_at, EXCLUDED.alive_at),
+    deserted = EXCLUDED.deserted OR %(leaves)s AND spaces.deserted
 RETURNING ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
 """
 # ON CONFLICT locks every row that it meets, also where it leaves it as it is. So it is let meet only those that change, and
@@ -101,7 +113,10 @@ class Fleet:
         self._space = session.place.space
         self._presence = PRESENCE | (self._space & 0xFFFFFFFF)
         self._books = BOOKS | (self._space & 0xFFFFFFFF)
+        # In seconds: how long others who live are given to come back.
+        self._patience = (2 * REJOIN_EVERY + session.place.connect_timeout).total_seconds()
         self._joined = False
+        self._joined_at = 0.0
 
     async def arrive(self, stop: Stop, *, waited: bool = False) -> bool:
         """Return True when no other replica fires; until `settle`, no other can begin. False also when stopped.
@@ -109,8 +124,7 @@ class Fleet:
         `waited` says that the database was out of this one's reach just now. Others that live may have lost their sessions
         then, as when the server has been restarted since anybody was present, and are given the time to come back.
         """
-        patience = 2 * REJOIN_EVERY + self.session.place.connect_timeout
-        until = time.monotonic() + patience.total_seconds()
+        until = time.monotonic() + self._patience
         while await self._open_books(stop):
             if not await self._ask(ALONE, self._presence):
                 await self._ask(TOGETHER, self._presence)
@@ -141,21 +155,32 @@ class Fleet:
 
         Returns the timeline of the server on which this replica is present, if it is, and that could be said.
         """
-        if self._joined:
-            with suppress(LockNotAvailable):  # somebody's transaction has the row, and the session lives
-                timeline: int = (await self.session.fetch(BEAT, (self._space, unfired_since)))[0]
-                return timeline
+        return await self._say(unfired_since, leaves=False)
+
+    async def _say(self, unfired_since: datetime, *, leaves: bool) -> int | None:
+        if not self._joined:
+            return None
+        values = {
+            "space": self._space,
+            "presence": self._presence,
+            "unfired_since": unfired_since,
+            "leaves": leaves,
+        }
+        with suppress(LockNotAvailable):  # somebody's transaction has the row, and the session lives
+            timeline: int = (await self.session.fetch(BEAT, values))[0]
+            return timeline
         return None
 
     async def leave(self, unfired_since: datetime) -> None:
         """Be there no more, and say how far this one has fired, for the first to start should it be the last to stop.
 
         In this order, because the word may have to wait: who starts meanwhile must not count on a replica that fires no more,
-        and what it accounts for twice stands.
+        and what it accounts for twice stands. Whether it was the last is only said by one that was there for long enough:
+        whoever else lives and had lost its session was back by then.
         """
         if self._joined:
             await self._ask(UNLOCK_SHARED, self._presence)
-        await self.beat(unfired_since)
+        await self._say(unfired_since, leaves=time.monotonic() - self._joined_at >= self._patience)
 
     async def alive_at(self) -> datetime | None:
         """Return how far the fleet had come when it was last seen to fire; None when it never was."""
@@ -193,7 +218,10 @@ class Fleet:
     async def _others_may_live(self, *, waited: bool) -> bool:
         """Say whether there are replicas, for all that is known, that nothing but their sessions has left."""
         row = await self.session.fetch(CUT_OFF, [self._space])
-        return row is not None and (waited or row[0])
+        if row is None:
+            return False
+        deserted, cut_off = row
+        return not deserted and (waited or cut_off)
 
     async def _open_books(self, stop: Stop) -> bool:
         """Wait for the books; False when a stop was asked for."""
@@ -206,6 +234,7 @@ class Fleet:
     async def _close_books(self) -> None:
         await self._ask(UNLOCK, self._books)
         self._joined = True
+        self._joined_at = time.monotonic()
 
     async def _ask(self, statement: str, key: int) -> bool:
         return bool((await self.session.fetch(statement, [key]))[0])

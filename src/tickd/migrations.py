@@ -29,7 +29,7 @@ from tickd.stop import Stop
 # applications of one database share its `tickd` schema.
 LOCK_KEY = 0x7469636B64  # "tickd"
 POLL = timedelta(milliseconds=50)
-STEPS = ("001_ledger.sql", "002_effects.sql", "003_live_threads.sql")
+STEPS = ("001_ledger.sql", "002_effects.sql", "003_live_threads.sql", "004_deserted.sql")
 
 TRY_LOCK = "SELECT pg_try_advisory_lock(%s) AS held"
 UNLOCK = "SELECT pg_advisory_unlock(%s)"

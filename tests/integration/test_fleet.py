@@ -206,7 +206,7 @@ ALIVE = "INSERT INTO tickd.spaces VALUES (%s, clock_timestamp())"
 
 
 def would_be_first(session: LockSession, *, patience: timedelta) -> Fleet:
-    """Return a replica that is about to arrive, and that gives others at least so long to come back."""
+    """Return a replica that gives others at least so long to come back."""
     session.place = replace(session.place, connect_timeout=patience)
     return Fleet(session)
 
@@ -240,6 +240,57 @@ async def test_where_no_outage_can_have_hidden_anybody_the_first_does_not_wait(
 
     async with asyncio.timeout(SECONDS):
         assert await new.arrive(Stop(), waited=waited)
+
+
+async def test_whoever_comes_after_the_last_has_left_does_not_wait(
+    open_as: Open, look: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """Everything was stopped in order, the server last: each start of a development database would take seconds."""
+    monkeypatch.setattr(fleets, "REJOIN_EVERY", timedelta(0))
+    a, b = [would_be_first(await open_as(name), patience=timedelta(0)) for name in ("a", "b")]
+    for one in (a, b):
+        await one.join(Stop())
+        await one.beat(FAR)
+    await look.execute("UPDATE tickd.spaces SET alive_at = pg_postmaster_start_time() - interval '1 h'")
+    said = []
+    for one in (a, b):
+        await one.leave(NOON)
+        said += await column(look, "SELECT deserted FROM tickd.spaces")
+
+    assert said == [False, True]
+    async with asyncio.timeout(SECONDS):
+        assert await would_be_first(await open_as("new"), patience=HOUR).arrive(Stop(), waited=True)
+
+
+async def test_who_was_there_for_a_moment_does_not_say_that_it_was_the_last(open_as: Open, look: Onlooker):
+    """Others that live may be about to come back."""
+    a = would_be_first(await open_as("a"), patience=HOUR)
+    await a.join(Stop())
+    await a.leave(FAR)
+
+    assert await column(look, "SELECT deserted FROM tickd.spaces") == [False]
+
+
+async def test_who_leaves_at_the_same_time_does_not_take_back_that_nobody_is_there(
+    open_as: Open, look: Onlooker, monkeypatch: pytest.MonkeyPatch
+):
+    """It has looked while the last one was there, and writes after it."""
+    monkeypatch.setattr(fleets, "REJOIN_EVERY", timedelta(0))
+    a, b = [would_be_first(await open_as(name), patience=timedelta(0)) for name in ("a", "b")]
+    for one in (a, b):
+        await one.join(Stop())
+    await look.execute("INSERT INTO tickd.spaces VALUES (%s, clock_timestamp(), true)", [SPACE])
+    await a.leave(FAR)
+
+    assert await column(look, "SELECT deserted FROM tickd.spaces") == [True]
+
+
+async def test_whoever_is_there_takes_back_that_nobody_is(open_as: Open, look: Onlooker):
+    """A restart of the server would hide it, and the next to start would not wait for it."""
+    await look.execute("INSERT INTO tickd.spaces VALUES (%s, clock_timestamp(), true)", [SPACE])
+    await (await joined(await open_as("a"))).beat(FAR)
+
+    assert await column(look, "SELECT deserted FROM tickd.spaces") == [False]
 
 
 async def test_when_nobody_comes_back_there_is_a_first(

@@ -257,6 +257,7 @@ async def test_a_holder_that_cannot_be_ended_is_told_once_and_stops_nobody(
     onlooker.connection.execute(LEFT_STANDING)
     swept = asyncio.Queue[str]()
     place = place_of(role.dsn)
+    place = replace(place, windows=replace(place.windows, lease=timedelta(milliseconds=1)))
     async with asyncio.timeout(20), sweeping(place, log, work_off=swept.put_nowait):
         for _ in range(3):
             assert await swept.get() == "restock_plan"
