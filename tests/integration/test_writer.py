@@ -284,6 +284,41 @@ async def cannot_close():
     yield graph()
     raise OSError("disk full")
 """
+# A sync node that goes on for a while after the run was cancelled, and notes whether the tick was over meanwhile.
+WORKS_ON = """
+import asyncio
+import os
+import threading
+from pathlib import Path
+import psycopg
+from langgraph.graph import START, StateGraph
+
+cancelled = threading.Event()
+
+
+async def waits(state):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        cancelled.set()
+
+
+def works_on(state):
+    assert cancelled.wait(20)
+    with psycopg.connect(os.environ["TICKD_DATABASE_URL"], autocommit=True) as connection:
+        for _ in range(50):
+            ((outcome, _),) = connection.execute("SELECT outcome, pg_sleep(0.02) FROM tickd.ticks").fetchall()
+            if outcome:
+                break
+    Path("seen").write_text(str(outcome))
+
+
+graph = StateGraph(dict)
+graph.add_node("waits", waits)
+graph.add_node("works_on", works_on)
+graph.add_edge(START, "waits")
+graph.add_edge(START, "works_on")
+"""
 REFUSE_QUESTIONS = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'disk full'; END $$;
 CREATE TRIGGER refuse BEFORE INSERT ON checkpoint_writes FOR EACH ROW
@@ -419,6 +454,23 @@ async def test_what_a_factory_holds_open_and_a_fired_run_leave_each_other_alone(
 
     assert (fired.returncode, said in fired.stderr) == (code, True), fired
     assert [row[0] for row in rows(dsn, "asks")] == ["failed" if code else "ran"]
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_run_that_times_out_holds_the_lock_for_as_long_as_a_thread_of_it_works(
+    dsn: str, tmp_path: Path
+):
+    """Cancelled, the run is over at once, and the thread of a sync node is not: a replica would be beside it."""
+    (tmp_path / "schedule.yaml").write_text(
+        SCHEDULE.replace("asks.py:graph", "works_on.py:graph") + "    timeout: 100ms\n"
+    )
+    (tmp_path / "works_on.py").write_text(WORKS_ON)
+
+    fired = run(tmp_path, dsn, "fire", "asks")
+
+    assert (tmp_path / "seen").read_text() == "None", fired
+    assert (fired.returncode, " timed_out in " in fired.stdout) == (1, True), fired
+    assert [row[0] for row in rows(dsn, "asks")] == ["timed_out"]
 
 
 async def test_fire_is_refused_with_the_holders_name_while_the_graph_is_held(

@@ -6,8 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,9 @@ from tickd.cli.output import print_json
 from tickd.errors import Unusable
 from tickd.tick import Outcome, Tick, instant_text, parse_instant
 
+
+# Whether a task works for the run.
+_of_run: ContextVar[bool] = ContextVar("of_run", default=False)
 
 Graph = Annotated[str, typer.Argument(help="The graph's name in the schedule.", show_default=False)]
 FireTime = Annotated[str, typer.Argument(help="The tick's fire time, as the log has it.", show_default=False)]
@@ -157,7 +162,7 @@ async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
 
 
 async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bool) -> int:
-    """Run the graph under the hold and tell what became of it; 1 when it was refused."""
+    """Run the graph under the hold and tell what became of it; 1 when it was refused, or took longer than its timeout."""
     facts: dict[str, Any] = {"graph": entry.name, "fire_time": instant_text(hold.tick.fire_time)}
     if not hold:
         holder = hold.holder.replica if hold.holder else None
@@ -165,22 +170,59 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bo
         _tell(facts, _refusal(hold), as_json=as_json)
         return 1
     began = time.monotonic()
-    from tickd.graphs import bind, invoke  # noqa: PLC0415  # as above
-
-    graph, saver = bind(loaded.graph, hold.saver)
-    async with asyncio.timeout(entry.timeout and entry.timeout.total_seconds()):
-        waits_for = await invoke(
-            graph, given, _config(entry, hold), context=entry.context, durability=entry.durability
-        )
+    waits_for: tuple[Any, ...] = ()
+    limit = asyncio.timeout(entry.timeout and entry.timeout.total_seconds())
+    try:
+        async with limit:
+            waits_for = await _run(entry, loaded, hold, given)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        hold.outcome = Outcome.TIMED_OUT
     if waits_for:
-        saver.raise_lost()
         hold.outcome = Outcome.INTERRUPTED
     took = round((time.monotonic() - began) * 1000, 1)
     thread_id = hold.config["configurable"]["thread_id"]
     facts |= {"outcome": hold.outcome.value, "thread_id": thread_id, "duration_ms": took}
     waits = f" and waits for an answer: {list(waits_for)}" if waits_for else ""
     _tell(facts, f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}", as_json=as_json)
-    return 0
+    return 1 if hold.outcome is Outcome.TIMED_OUT else 0
+
+
+async def _run(entry: Any, loaded: Any, hold: Any, given: Any) -> tuple[Any, ...]:
+    """Run the graph to its real end, the threads of its sync nodes included, and return what it waits for."""
+    from tickd.graphs import bind, invoke  # noqa: PLC0415  # as above
+
+    graph, saver = bind(loaded.graph, hold.saver)
+    threads = _NodeThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    _of_run.set(True)
+    try:
+        waits_for = await invoke(
+            graph, given, _config(entry, hold), context=entry.context, durability=entry.durability
+        )
+    finally:
+        # Cancelled, the graph is over at once, and a thread of it goes on: the hold has to outlast that.
+        pending = map(asyncio.wrap_future, tuple(threads.of_run))
+        await asyncio.gather(*pending, return_exceptions=True)
+    if waits_for:
+        saver.raise_lost()
+    return waits_for
+
+
+class _NodeThreads(ThreadPoolExecutor):
+    """Knows which of its threads work for the run, and not for what a factory holds open."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="tickd-node")
+        self.of_run: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        if _of_run.get():
+            self.of_run.add(future)
+            future.add_done_callback(self.of_run.discard)
+        return future
 
 
 def _config(entry: Any, hold: Any) -> dict[str, Any]:
