@@ -1,6 +1,7 @@
 """The public way in, async and sync: the same lock, the same row, the same fence as the daemon's."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -326,13 +327,16 @@ WHEN (NEW.checkpoint_ns <> '' AND NEW.channel = '__interrupt__') EXECUTE FUNCTIO
 """
 
 
-def run(folder: Path, dsn: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, dsn: str, *words: str, stdout: Any = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Run one command of tickd in the folder."""
     return subprocess.run(
         [sys.executable, "-m", "tickd", *words],
         cwd=folder,
         env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin", "COLUMNS": "200", **python_path()},
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         check=False,
@@ -361,6 +365,22 @@ async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
     again = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
     assert again.returncode == 1
     assert "was not run" in again.stdout
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_tick_ends_as_it_does_whoever_reads_of_it(dsn: str, tmp_path: Path):
+    """A terminal that is gone would have failed a tick that waits for its answer."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE)
+    (tmp_path / "asks.py").write_text(ASKS.replace('"approve?"', '{"approve?"}'))
+
+    told = run(tmp_path, dsn, "fire", "asks", "--json")
+    assert json.loads(told.stdout)["interrupts"] == [["approve?"]], told  # a set is no JSON
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as nobody:
+        run(tmp_path, dsn, "fire", "asks", stdout=nobody)
+
+    assert [row[0] for row in rows(dsn, "asks")] == ["interrupted", "interrupted"]
 
 
 @pytest.mark.usefixtures("settings")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,13 +62,11 @@ def fire(
     async def story() -> int:
         from tickd.writer import sole_writer  # noqa: PLC0415  # langgraph takes a second to import
 
-        async with (
-            _opened(entry, directory) as loaded,
-            sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold,
-        ):
-            if value is not None or not hold:
-                return await _invoke(entry, loaded, hold, value, as_json=as_json)
-            return await _invoke(entry, loaded, hold, await _input(entry, loaded, hold.tick), as_json=as_json)
+        async with _opened(entry, directory) as loaded:
+            async with sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold:
+                given = value if value is not None or not hold else await _input(entry, loaded, hold.tick)
+                end = await _invoke(entry, loaded, hold, given)
+            return _tell(end, as_json=as_json)
 
     raise typer.Exit(asyncio.run(story()))
 
@@ -93,16 +92,17 @@ def resume_tick(
 
         async with _opened(entry, directory) as loaded:
             async with continue_tick(tick, name=_name("resume-tick")) as hold:
-                if not hold:
-                    return await _invoke(entry, loaded, hold, None, as_json=as_json)
+                end: _End | Unusable
                 try:
-                    given = await _answered(loaded, hold, answer)
+                    given = await _answered(loaded, hold, answer) if hold else None
                 except Unusable as refusal:
                     # Not the tick's failure: it waits as before.
-                    hold.outcome, refused = Outcome.INTERRUPTED, refusal
+                    hold.outcome, end = Outcome.INTERRUPTED, refusal
                 else:
-                    return await _invoke(entry, loaded, hold, given, as_json=as_json)
-            raise refused
+                    end = await _invoke(entry, loaded, hold, given)
+            if isinstance(end, Unusable):
+                raise end
+            return _tell(end, as_json=as_json)
 
     raise typer.Exit(asyncio.run(story()))
 
@@ -161,14 +161,24 @@ async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bool) -> int:
-    """Run the graph under the hold and tell what became of it; 1 when it was refused, or took longer than its timeout."""
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What became of it, to be told when it is recorded: a terminal that is gone is no failure of the tick."""
+
+    facts: Mapping[str, Any]
+    sentence: str
+    code: int
+
+
+async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any) -> _End:
+    """Run the graph under the hold; the code is 1 when it was refused, or took longer than its timeout."""
     facts: dict[str, Any] = {"graph": entry.name, "fire_time": instant_text(hold.tick.fire_time)}
     if not hold:
         holder = hold.holder.replica if hold.holder else None
         facts |= {"outcome": "skipped", "reason": hold.reason, "holder": holder}
-        _tell(facts, _refusal(hold), as_json=as_json)
-        return 1
+        return _End(facts, _refusal(hold), 1)
+    from tickd.log import plain  # noqa: PLC0415  # as above
+
     began = time.monotonic()
     waits_for: tuple[Any, ...] = ()
     limit = asyncio.timeout(entry.timeout and entry.timeout.total_seconds())
@@ -184,9 +194,12 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, *, as_json: bo
     took = round((time.monotonic() - began) * 1000, 1)
     thread_id = hold.config["configurable"]["thread_id"]
     facts |= {"outcome": hold.outcome.value, "thread_id": thread_id, "duration_ms": took}
-    waits = f" and waits for an answer: {list(waits_for)}" if waits_for else ""
-    _tell(facts, f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}", as_json=as_json)
-    return 1 if hold.outcome is Outcome.TIMED_OUT else 0
+    waits = ""
+    if waits_for:
+        facts["interrupts"] = plain(waits_for)
+        waits = f" and waits for an answer: {facts['interrupts']}"
+    sentence = f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}"
+    return _End(facts, sentence, 1 if hold.outcome is Outcome.TIMED_OUT else 0)
 
 
 async def _run(entry: Any, loaded: Any, hold: Any, given: Any) -> tuple[Any, ...]:
@@ -263,8 +276,9 @@ def _name(command: str) -> str:
     return f"{command}-{os.getpid()}"
 
 
-def _tell(facts: Mapping[str, Any], sentence: str, *, as_json: bool) -> None:
+def _tell(end: _End, *, as_json: bool) -> int:
     if as_json:
-        print_json(facts)
+        print_json(end.facts)
     else:
-        typer.echo(sentence)
+        typer.echo(end.sentence)
+    return end.code
