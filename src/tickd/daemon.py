@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from tickd.ends import milliseconds
 from tickd.entry import Entry
 from tickd.fleet import Fleet
 from tickd.graph_thread import GraphThread, PoolSize
-from tickd.graphs import Reference, resolve_all
+from tickd.graphs import LoadedGraph, Reference, resolve_all
 from tickd.http import serving
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log
@@ -88,10 +88,9 @@ class Daemon:
             return 0
         self._through_pooler = through_pooler
         async with self._ledger_pool() as pool, self._graph_thread() as graphs:
-            loaded = await graphs.load(references, self._directory, self._warn_of)
-            for name, graph in loaded.items():
-                for warning in graph.warnings:
-                    self._warn_of(name, warning)
+            loaded = await self._loaded(graphs, references)
+            if loaded is None:
+                return 0
             runner = Runner(
                 entries=self._entries,
                 loaded=loaded,
@@ -120,6 +119,26 @@ class Daemon:
             async with closing(fleet.session), AsyncExitStack() as last:
                 last.push_async_callback(runner.end)
                 return await self._fire_until_stopped(runner, backlog, fleet, graphs, pool, after=after)
+
+    async def _loaded(
+        self, graphs: GraphThread, references: Sequence[Reference]
+    ) -> dict[str, LoadedGraph] | None:
+        """Load every graph and say what is to be said of it; None when the stop came first, for a factory may never open."""
+        loading = asyncio.ensure_future(graphs.load(references, self._directory, self._warn_of))
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({loading, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                return None
+            loaded = loading.result()
+        finally:
+            loading.cancel()
+            stop.cancel()
+            await asyncio.wait({loading, stop})
+        for name, graph in loaded.items():
+            for warning in graph.warnings:
+                self._warn_of(name, warning)
+        return loaded
 
     async def _join_anew(self, start: DatabaseStart) -> tuple[Fleet, dict[str, datetime]]:
         """Join on a fresh session, which is closed where that fails: what it had locked would be locked twice by another try.

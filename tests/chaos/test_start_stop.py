@@ -99,6 +99,7 @@ def test_a_stop_waits_for_the_run(fleet: Fleet, witness: Witness):
 
 STUCK = """
 import asyncio
+import logging
 import threading
 from contextlib import asynccontextmanager, contextmanager
 
@@ -124,6 +125,11 @@ async def in_a_thread():
 async def waiting():
     yield builder
     await asyncio.Event().wait()
+
+
+async def opening():
+    logging.getLogger("shop").warning("opening")
+    await asyncio.Event().wait()
 """
 
 
@@ -144,6 +150,18 @@ def test_a_factory_that_does_not_let_go_holds_no_replica_up(fleet: Fleet, tmp_pa
     for name in names:
         stopped = fleet.named(name).wait_for("daemon.stopped")
         assert stopped["reason"] == f"not closed within 5 s: {name}; the process ends it"
+
+
+def test_a_factory_that_does_not_come_to_an_end_holds_no_replica_up(fleet: Fleet, tmp_path: Path):
+    """It waits for a server that does not answer, and the first SIGTERM has to be enough all the same."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    replica = fleet.start("a", fleet.schedule({"opening": {"graph": "./stuck.py:opening", "every": "1d"}}))
+    replica.wait_for("library.message", message="opening")
+
+    assert replica.stop() == 0
+    assert (
+        replica.wait_for("daemon.stopped")["reason"] == "not closed within 5 s: opening; the process ends it"
+    )
 
 
 def test_a_drain_that_runs_out_ends_the_run_and_says_so(fleet: Fleet, witness: Witness):
