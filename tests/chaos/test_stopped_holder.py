@@ -27,9 +27,14 @@ def claimed(**given: Any) -> dict[str, Any]:
     return {"graph": f"{FALLIBLE}:letters", "every": "1s", "mode": "claim", "input": {"log": [], **given}}
 
 
-def test_a_holder_that_stands_still_is_taken_over_when_its_lease_runs_out(fleet: Fleet, witness: Witness):
+@pytest.mark.parametrize("hold", ["dedicated", "shared"])
+def test_a_holder_that_stands_still_is_taken_over_when_its_lease_runs_out(
+    fleet: Fleet, witness: Witness, hold: str
+):
     """The server sees a healthy session, and would keep the graph for it for ever; a slow run renews and is left alone."""
-    schedule = fleet.schedule({"stopped": claimed(hang="a/b"), "slow": claimed(seconds=2)})
+    schedule = fleet.schedule(
+        {"stopped": claimed(hang="a/b") | {"hold": hold}, "slow": claimed(seconds=2) | {"hold": hold}}
+    )
     a = fleet.start("a", schedule, env=SHORT_LEASE)
     at_work = witness.wait_for_begin("stopped", "b", timeout=60)
     b = fleet.start("b", schedule, env=SHORT_LEASE)
@@ -37,7 +42,7 @@ def test_a_holder_that_stands_still_is_taken_over_when_its_lease_runs_out(fleet:
     thread_id = ticks(witness, "stopped")[0].thread_id
 
     a.signal(signal.SIGSTOP)
-    b.wait_for("claim.expired", graph="stopped", timeout=30)
+    b.wait_for("claim.expired", timeout=30)  # of either graph: a shared session ends for both at once
     fire_time = instant_text(at_work.fire_time)
     started = b.wait_for("tick.started", graph="stopped", fire_time=fire_time, timeout=30)
     b.wait_for("tick.ran", graph="stopped", fire_time=fire_time, timeout=30)
