@@ -218,7 +218,7 @@ class Daemon:
                 take_over=take_over,
                 work_off=work_off,
                 displace=runner.occupancy.displace,
-                unwritten_since=lambda: backlog.unwritten_since,
+                unwritten_since=lambda: _unwritten_since(runner, backlog),
                 fleet=fleet,
                 entries=self._entries.values(),
                 stop=self._stop,
@@ -354,3 +354,8 @@ class Daemon:
             os._exit(exit_code)
         self._log.info("daemon.stopped", exit_code=exit_code)
         return exit_code
+
+
+def _unwritten_since(*parts: Runner | Backlog) -> datetime | None:
+    """Return when the earliest tick came due that this replica has fired and that has no row yet, in either mode."""
+    return min((since for part in parts if (since := part.unwritten_since) is not None), default=None)

@@ -41,6 +41,10 @@ class Looks:
         self._waiting.pop(tick, None)
         self._looked_at.pop(tick, None)
 
+    def without_row(self) -> list[Tick]:
+        """Return the ticks that wait here and are not known to be in the ledger."""
+        return [tick for tick, found in self._waiting.items() if found is None]
+
     async def admitted(self, tick: Tick) -> Admitted | None:
         """Return which replica runs the tick or has run it, if any; a look that fails has failed for all who wait."""
         async with self._asking.turn():

@@ -135,6 +135,14 @@ class Runner:
         """Return how many ticks this replica runs or is about to run at this moment."""
         return len(self.occupancy)
 
+    @property
+    def unwritten_since(self) -> datetime | None:
+        """Return when the earliest tick came due that waits here and has no row yet."""
+        waiting = self._looks.without_row()
+        return min(
+            (tick.fire_time + self._entries[tick.graph].start_delay(tick) for tick in waiting), default=None
+        )
+
     async def run_tick(self, tick: Tick) -> None:
         """Take one fired tick of a graph in skip mode to its terminal line."""
         await self.conclude(tick, self._end_of(self._entries[tick.graph], tick))

@@ -144,3 +144,26 @@ def check(
         for line in fleet.lines(event, graph=name, reason=reason)
     ]
     assert sorted(told) == sorted(instant_text(instant) for instant in expected if instant not in ran)
+
+
+def test_what_waited_for_a_place_when_the_last_replica_was_killed_is_accounted_for(
+    fleet: Fleet, witness: Witness
+):
+    """It had been fired, and the fleet's word went past it: no row, no line, and for the next fleet it was before its time."""
+    busy = graph(missed="skip") | {"graph": f"{GRAPHS}:slow", "input": {"seconds": 600}}
+    path = fleet.schedule({"busy": busy, "quick": {**graph(missed="all"), "grace": "1m"}})
+    old = fleet.start("a", path, env={"TICKD_MAX_RUNNING": "1"})
+    old.wait_for("tick.started", graph="busy")
+    since = witness.now()
+    witness.query(WAIT_UNTIL, instant=since + 6 * EVERY)
+    old.kill()
+    new = fleet.start("b", path)
+    new.wait_for("daemon.ready")
+    until = witness.now()
+    wait_for_row(witness, "quick", lambda row: row.fire_time > until)
+    wait_until_ended(witness, "quick", until=until)
+
+    due = [row.instant for row in witness.query(FIRE_TIMES, since=since, until=until, every=EVERY)]
+    assert len(due) >= 6
+    found = {row.fire_time for row in ticks(witness, "quick")}
+    assert [instant for instant in due if instant not in found] == []
