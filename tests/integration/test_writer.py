@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,44 @@ def test_without_an_event_loop_the_same_lock_and_the_same_saver(dsn: str):
 
     assert result["seen"] == ["n0", "n1"]
     assert rows(dsn, "restock") == [("ran", "script", 1, None), ("failed", "script", 2, "ZeroDivisionError")]
+
+
+BLOCKED = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
+
+
+def test_a_ctrl_c_while_the_hold_is_being_taken_lets_it_go(dsn: str, admin_dsn: str, onlooker: Onlooker):
+    """In a notebook the process lives on, and would keep the graph from every replica until it ends."""
+    import asyncio  # noqa: PLC0415  # as above
+
+    asyncio.run(prepare(dsn))
+    settings = read_settings(database_url=dsn, replica="script")
+
+    interrupted = threading.Event()
+
+    def note(*_: Any) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        asyncio.run(onlooker.until(lambda: onlooker.value(BLOCKED) == 1))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        interrupted.wait(10)
+        blocking.rollback()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        with psycopg.connect(admin_dsn) as blocking:
+            blocking.execute("LOCK TABLE tickd.threads")
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt), tickd.sync.sole_writer("restock", settings=settings):
+                pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert onlooker.rows("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = 7301") == []
+    assert rows(dsn, "restock") == [("failed", "script", 1, "KeyboardInterrupt")]
 
 
 SCHEDULE = """
