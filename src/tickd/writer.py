@@ -6,8 +6,8 @@ it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
@@ -15,20 +15,23 @@ from typing import Any
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
+from psycopg import errors
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from tickd import admissions, ledger, lock
 from tickd.admissions import Admission, Refusal
+from tickd.dsn import Dsn
 from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import FencedSaver, is_refused
 from tickd.ledger import Finish
-from tickd.lock import Attempt, Holder, LockPlace, LockSession, closing, open_session
+from tickd.lock import Attempt, Holder, LockPlace, LockSession, closing, open_session, pooler_complaint
 from tickd.settings import Settings, read_settings
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
 
 NOW = "SELECT clock_timestamp()"
+BACKEND = "SELECT pg_backend_pid()"
 POOL_SIZE = 4
 
 
@@ -90,13 +93,16 @@ async def sole_writer(
     default one of this tick's own. `name` is what others see as the holder. `settings` default to the environment: TICKD_DATABASE_URL and so on.
 
     An exception of the block ends the tick as failed and goes on its way; one that follows from a lost hold comes as
-    LockLost. Raises DatabaseUnusable when Postgres cannot be reached.
+    LockLost. Raises DatabaseUnusable when Postgres cannot be reached or has no tables of tickd for this role, and when a
+    pooler is in the way of the lock.
     """
     if not graph:
         raise Unusable("a graph needs a name: it is what the lock is taken on")
     settings = settings or read_settings(replica=name)
     async with _session(settings) as session:
-        tick = Tick(graph, (await session.fetch(NOW))[0].astimezone(UTC))
+        with _told(session.place.dsn):
+            (now,) = await session.fetch(NOW)
+        tick = Tick(graph, now.astimezone(UTC))
         thread = thread_id(tick) if callable(thread_id) else thread_id or str(tick)
         attempt = partial(admissions.hold_and_admit, tick=tick, thread_id=thread, run_id=run_id(tick))
         async with _writing(settings, session, tick, attempt) as hold:
@@ -124,13 +130,36 @@ async def _session(settings: Settings) -> AsyncIterator[LockSession]:
         settings.connect_timeout,
         windows=settings.windows(),
     )
-    try:
+    with _told(place.dsn):
         session = await open_session(place)
-    except (psycopg.OperationalError, TimeoutError, OSError) as error:
-        reason = place.dsn.redact(str(error)).strip() or type(error).__name__
-        raise DatabaseUnusable(f"the database {place.dsn.describe()} cannot be reached: {reason}") from None
     async with closing(session):
+        with _told(place.dsn):
+            (backend,) = await session.fetch(BACKEND)
+        # A pooler gives its client a pid of its own. Through one, lock and unlock may land on different backends.
+        if backend != session.connection.info.backend_pid:
+            raise DatabaseUnusable(pooler_complaint(place.dsn))
         yield session
+
+
+@contextmanager
+def _told(dsn: Dsn) -> Iterator[None]:
+    """Say in one sentence, without a secret, why the database does not do what it is asked to before the block begins."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName):
+        raise DatabaseUnusable(
+            f"{dsn.describe()} has no tables of tickd, or older ones: start a replica, or run `tickd migrate`"
+        ) from None
+    except errors.InsufficientPrivilege as error:
+        raise DatabaseUnusable(
+            f"{dsn.describe()} refuses tickd: {error.diag.message_primary}; GRANT this role what it needs of the schema "
+            "tickd and of the checkpointer's tables"
+        ) from None
+    except (psycopg.OperationalError, TimeoutError, OSError) as error:
+        reason = dsn.redact(str(error)).strip() or type(error).__name__
+        if "unsupported startup parameter" in reason:  # PgBouncer, which nobody has told to ignore them
+            raise DatabaseUnusable(pooler_complaint(dsn)) from None
+        raise DatabaseUnusable(f"the database {dsn.describe()} cannot be reached: {reason}") from None
 
 
 @asynccontextmanager
@@ -138,7 +167,12 @@ async def _writing(
     settings: Settings, session: LockSession, tick: Tick, attempt: Attempt[Any]
 ) -> AsyncIterator[WriterHold]:
     """Try; yield a false hold, or a true one with all that belongs to it, and record how its block ended."""
-    async with lock.sole_writer(tick.graph, session.place, attempt=attempt, session=session) as hold:
+
+    async def told(session: LockSession) -> tuple[bool | None, Any]:
+        with _told(session.place.dsn):
+            return await attempt(session)
+
+    async with lock.sole_writer(tick.graph, session.place, attempt=told, session=session) as hold:
         granted = hold.granted
         if not isinstance(granted, Admission):
             reason = granted.reason if isinstance(granted, Refusal) else SkipReason.LOCK_HELD

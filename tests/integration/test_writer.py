@@ -13,11 +13,15 @@ from typing import Any
 import psycopg
 import pytest
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from psycopg import sql
+from pydantic import SecretStr
 
 import tickd
 import tickd.sync
+from tests.database import Server
 from tests.fences import config, graph, prepare
 from tests.onlooker import Onlooker
+from tests.pooler import Pooler
 from tests.replicas import python_path
 from tickd import LockLost
 from tickd.errors import DatabaseUnusable, Unusable
@@ -160,6 +164,69 @@ async def test_an_unreachable_database_is_named_without_its_password():
             pass
 
     assert "Sw0rdf1sh" not in str(refused.value)
+
+
+@pytest.mark.parametrize("ignored", ["", "ignore_startup_parameters = options"])
+async def test_a_lock_through_a_pooler_is_refused(
+    dsn: str, settings: Settings, server: Server, onlooker: Onlooker, ignored: str
+):
+    """The lock would stay on one backend of the pooler's, and the unlock go to another: the graph would be held for good."""
+    pooler = Pooler(server.admin)
+    try:
+        with (pooler.home / "pgbouncer.ini").open("a") as config:
+            config.write(f"{ignored}\n")
+        pooler.start()
+        through = settings.model_copy(update={"database_url": SecretStr(pooler.through(dsn))})
+        with pytest.raises(DatabaseUnusable, match="goes through a connection pooler"):
+            async with tickd.sole_writer("restock", settings=through):
+                pass
+        assert onlooker.locks() == []
+        # Checkpoints may go through it.
+        both = through.model_copy(update={"lock_database_url": settings.database_url})
+        async with tickd.sole_writer("restock", settings=both) as hold:
+            result = await graph().compile(checkpointer=hold.saver).ainvoke({"seen": []}, hold.config)
+    finally:
+        pooler.remove()
+
+    assert result["seen"] == ["n0", "n1"]
+
+
+async def test_a_database_without_tables_or_rights_is_said_to_be_so(
+    dsn: str, tmp_path: Path, onlooker: Onlooker
+):
+    """Nobody learns from `relation does not exist` what to do, nor from a traceback."""
+    (tmp_path / "schedule.yaml").write_text(SCHEDULE)
+    (tmp_path / "asks.py").write_text(ASKS)
+    with pytest.raises(DatabaseUnusable, match="run `tickd migrate`"):
+        async with tickd.sole_writer("asks", settings=read_settings(database_url=dsn, replica="script")):
+            pass
+    bare = run(tmp_path, dsn, "fire", "asks")
+
+    await prepare(dsn)
+    role = psycopg.conninfo.conninfo_to_dict(dsn)["user"]
+    onlooker.connection.execute(
+        sql.SQL(
+            "REVOKE ALL ON ALL TABLES IN SCHEMA tickd FROM {0}; ALTER SCHEMA tickd OWNER TO postgres"
+        ).format(sql.Identifier(str(role)))
+    )
+    forbidden = [
+        run(tmp_path, dsn, *words)
+        for words in (["fire", "asks"], ["status"], ["why", "asks", "2026-05-04T10:00Z"])
+    ]
+
+    assert (bare.returncode, [each.returncode for each in forbidden]) == (3, [3, 3, 3])
+    assert "run `tickd migrate`" in bare.stderr
+    for each in forbidden:
+        assert "permission denied for" in each.stderr
+        assert "Traceback" not in each.stderr
+
+
+@pytest.mark.usefixtures("settings")
+async def test_what_postgres_cannot_have_is_a_fault_of_the_command_line(dsn: str, tmp_path: Path):
+    """A name that is no text, and a number that is none of Postgres', were tracebacks."""
+    for words in (["history", "x", "--count", "9" * 30], ["why", "\udcff", "2026-05-04T10:00Z"]):
+        asked = run(tmp_path, dsn, *words)
+        assert (asked.returncode, "Traceback" in asked.stderr) == (2, False), asked.stderr
 
 
 def test_without_an_event_loop_the_same_lock_and_the_same_saver(dsn: str):

@@ -151,14 +151,24 @@ def _ask(question: Callable[[Any], Awaitable[T]]) -> T:
 
     try:
         return asyncio.run(ask())
-    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedColumn,
+        psycopg.errors.InvalidSchemaName,
+    ):
         raise DatabaseUnusable(
-            f"{dsn.describe()} has no tables of tickd yet: start a replica, or run `tickd migrate`"
+            f"{dsn.describe()} has no tables of tickd yet, or older ones: start a replica, or run `tickd migrate`"
         ) from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise DatabaseUnusable(
+            f"{dsn.describe()} cannot be asked: {error.diag.message_primary}; GRANT this role USAGE on the schema tickd, and "
+            "SELECT on its tables (and UPDATE on tickd.graphs, to pause and resume)"
+        ) from None
+    except (psycopg.DataError, UnicodeEncodeError) as error:
+        raise Unusable(f"Postgres cannot have a graph, or a number, like that: {error}") from None
     except (psycopg.OperationalError, TimeoutError, OSError) as error:
-        raise DatabaseUnusable(
-            f"{dsn.describe()} cannot be asked: {dsn.redact(str(error)).strip()}"
-        ) from None
+        reason = dsn.redact(str(error)).strip() or type(error).__name__
+        raise DatabaseUnusable(f"{dsn.describe()} cannot be asked: {reason}") from None
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
