@@ -8,6 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from tickd.console import plain
 
 
 STYLES = {
@@ -18,6 +21,8 @@ STYLES = {
     "abandoned": "red",
     "missed": "yellow",
 }
+# More than all columns together need.
+WIDEST = 10_000
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
@@ -32,8 +37,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> No
         table.add_column(column.replace("_", " "), no_wrap=True)
     for row in rows:
         style = STYLES.get(str(row.get("outcome") or row.get("state")), "")
-        table.add_row(*(_short(row.get(column)) for column in columns), style=style)
-    Console().print(table)
+        table.add_row(*(Text(plain(_short(row.get(column)))) for column in columns), style=style)
+    console = Console()
+    # A terminal folds a line that is too long for it. Rich would cut names short, and leave out the last columns.
+    console.width = max(
+        console.width, console.measure(table, options=console.options.update(width=WIDEST)).maximum
+    )
+    console.print(table)
 
 
 def _short(value: Any) -> str:
