@@ -33,6 +33,8 @@ from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 NOW = "SELECT clock_timestamp()"
 BACKEND = "SELECT pg_backend_pid()"
 POOL_SIZE = 4
+# What an attempt to go on is granted when there is nothing to go on with.
+NOTHING_WAITS = object()
 
 
 class LockLost(Exception):
@@ -76,7 +78,7 @@ class WriterHold:
 
     def _refusal(self) -> str:
         holder = f"; {self.holder.replica} has it" if self.holder else ""
-        return f"{self.tick.graph} is not yours to write ({self.reason}{holder}): look at the hold before you use it"
+        return f"{self.tick.graph} is not yours to write ({self.reason or 'it waits on no interrupt'}{holder}): look at the hold before you use it"
 
 
 @asynccontextmanager
@@ -113,12 +115,18 @@ async def sole_writer(
 async def continue_tick(
     tick: Tick, *, name: str = "resume-tick", settings: Settings | None = None
 ) -> AsyncIterator[WriterHold]:
-    """Be the one writer that goes on with a tick which waits on an interrupt; false when it does not wait."""
+    """Be the one writer that goes on with a tick which waits on an interrupt; false, without a reason, when it does not wait."""
     settings = settings or read_settings(replica=name)
-    async with _session(settings) as session:
-        attempt = partial(admissions.hold_and_resume, tick=tick, outcome=Outcome.INTERRUPTED)
-        async with _writing(settings, session, tick, attempt) as hold:
-            yield hold
+    async with (
+        _session(settings) as session,
+        _writing(settings, session, tick, partial(_resume, tick=tick)) as hold,
+    ):
+        yield hold
+
+
+async def _resume(session: LockSession, tick: Tick) -> tuple[bool | None, Any]:
+    held, admission = await admissions.hold_and_resume(session, tick, outcome=Outcome.INTERRUPTED)
+    return held, NOTHING_WAITS if held is None else admission
 
 
 @asynccontextmanager
@@ -167,16 +175,12 @@ async def _writing(
     settings: Settings, session: LockSession, tick: Tick, attempt: Attempt[Any]
 ) -> AsyncIterator[WriterHold]:
     """Try; yield a false hold, or a true one with all that belongs to it, and record how its block ended."""
-
-    async def told(session: LockSession) -> tuple[bool | None, Any]:
-        with _told(session.place.dsn):
-            return await attempt(session)
-
-    async with lock.sole_writer(tick.graph, session.place, attempt=told, session=session) as hold:
+    async with lock.sole_writer(
+        tick.graph, session.place, attempt=_telling(attempt), session=session
+    ) as hold:
         granted = hold.granted
         if not isinstance(granted, Admission):
-            reason = granted.reason if isinstance(granted, Refusal) else SkipReason.LOCK_HELD
-            yield WriterHold(tick, holder=hold.holder, reason=reason)
+            yield WriterHold(tick, holder=hold.holder, reason=_reason(granted))
             return
         async with _pool(settings) as pool:
             space = session.place.space
@@ -199,6 +203,21 @@ async def _writing(
                 recorded = not writer.lost.is_set() and await _record(session, tick, granted.token, finish)
             if not recorded:
                 raise LockLost(f"the hold on {tick.graph} ended while the block was at work")
+
+
+def _telling(attempt: Attempt[Any]) -> Attempt[Any]:
+    async def told(session: LockSession) -> tuple[bool | None, Any]:
+        with _told(session.place.dsn):
+            return await attempt(session)
+
+    return told
+
+
+def _reason(granted: Any) -> SkipReason | None:
+    """Return why an attempt that was granted this, and no admission, makes nobody the writer."""
+    if isinstance(granted, Refusal):
+        return granted.reason
+    return None if granted is NOTHING_WAITS else SkipReason.LOCK_HELD
 
 
 async def _watch(session: LockSession, writer: WriterHold) -> None:

@@ -135,7 +135,7 @@ async def test_an_interrupted_tick_is_continued_once(dsn: str, settings: Setting
         assert again.config["configurable"]["thread_id"] == str(hold.tick)
         assert again.config["metadata"]["tickd_attempt"] == 2
     async with continue_tick(hold.tick, settings=settings) as late:
-        assert not late
+        assert (bool(late), late.reason) == (False, None)
 
     assert rows(dsn, "restock") == [("ran", "script", 2, None)]
 
@@ -471,7 +471,9 @@ async def test_fire_runs_now_and_resume_tick_answers(dsn: str, tmp_path: Path):
     assert "ran: the graph finished" in run(tmp_path, dsn, "why", "asks", fire_time).stdout
     again = run(tmp_path, dsn, "resume-tick", "asks", fire_time, "--value", '"yes"')
     assert again.returncode == 1
-    assert "was not run" in again.stdout
+    assert "was not run: it waits on no interrupt" in again.stdout
+    never = run(tmp_path, dsn, "resume-tick", "asks", "2026-05-04T10:00:00Z", "--value", "1", "--json")
+    assert (never.returncode, json.loads(never.stdout)["reason"]) == (1, None)
 
 
 @pytest.mark.usefixtures("settings")

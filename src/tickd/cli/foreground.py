@@ -250,6 +250,8 @@ def _config(entry: Any, hold: Any) -> dict[str, Any]:
 
 
 def _refusal(hold: Any) -> str:
+    if hold.reason is None:
+        return f"{hold.tick} was not run: it waits on no interrupt. `tickd why` says what became of it."
     if hold.holder is None:
         return f"{hold.tick.graph} was not run: {hold.reason}"
     since = f" since {instant_text(hold.holder.since)}" if hold.holder.since else ""
