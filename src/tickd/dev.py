@@ -265,6 +265,8 @@ def replica_environment(url: str) -> dict[str, str]:
         "TICKD_DATABASE_URL": url,
         # Set, because a lock database in the user's environment or `.env` would be another one.
         "TICKD_LOCK_DATABASE_URL": url,
+        # Empty, and before any other: the embedded server asks for none, and the user's is not to be fetched for it.
+        "TICKD_DATABASE_PASSWORD_FILE": os.devnull,
         "TICKD_LOG_FORMAT": "json",
         # Whatever address the user has set, only one of several replicas could listen there.
         "TICKD_HTTP": "127.0.0.1:0",

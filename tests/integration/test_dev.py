@@ -1,5 +1,6 @@
 """`tickd dev` with a real embedded Postgres: what it shows, and that it leaves nothing behind."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ import pytest
 
 from tests.replicas import ROOT, replica_environment
 from tests.sessions import Session, dev_command, forget, processes_with
+from tickd import dev as tickd_dev
 from tickd.embedded import home_of
+from tickd.settings import read_settings
 
 
 REPLICA = """
@@ -227,6 +230,19 @@ def test_a_reader_that_goes_away_ends_the_session(place, tmp_path):
         assert process.stderr.read() == ""
         assert process.wait(20) == 0
     assert processes_with(place, home_of(place.parent) / "data") == []
+
+
+@pytest.mark.parametrize("variable", ["FILE", "COMMAND"])
+def test_the_password_of_another_database_is_not_asked_for(tmp_path, monkeypatch, variable):
+    """A production `.env` beside the schedule would keep the replicas from a server that needs no password."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(f"TICKD_DATABASE_PASSWORD_{variable}=/run/secrets/nowhere\n")
+    for name, value in tickd_dev.replica_environment("postgresql://postgres@/tickd?host=/tmp").items():
+        monkeypatch.setenv(name, value)
+    settings = read_settings()
+
+    for dsn in (settings.database(), settings.lock_database()):
+        assert asyncio.run(dsn.connection_parameters())["password"] == ""
 
 
 def test_a_second_session_in_one_directory_is_refused(start, place):
