@@ -45,7 +45,7 @@ class LockLost(Exception):
 class WriterHold:
     """What `sole_writer` yields; true when this is the graph's one writer.
 
-    When true: compile the graph with `saver`, invoke it with `config`, and set `outcome` to INTERRUPTED if the graph now
+    When true: compile the graph with `saver`, invoke it with `config`, and set `outcome` to "interrupted" if the graph now
     waits on an interrupt. When false: `reason` says why, and `holder`, where
     it is known, who has the graph. `lost` is set at the moment when the hold ends before its block does.
     """
@@ -54,7 +54,7 @@ class WriterHold:
     holder: Holder | None = None
     reason: SkipReason | None = None
     token: int | None = None
-    outcome: Outcome = Outcome.RAN
+    outcome: Outcome | str = Outcome.RAN
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     _saver: FencedSaver | None = None
     _config: RunnableConfig | None = None
@@ -188,9 +188,9 @@ async def _writing(
             config = _config(tick, granted, session.place.replica)
             writer = WriterHold(tick, token=granted.token, _saver=saver, _config=config)
             watch = asyncio.ensure_future(_watch(session, writer))
-            finish: Finish | None = None
             try:
                 yield writer
+                finish = Finish(Outcome(writer.outcome), granted.attempt)
             except BaseException as error:
                 finish = Finish(Outcome.FAILED, granted.attempt, type(error).__name__, str(error))
                 if is_refused(error):
@@ -199,7 +199,6 @@ async def _writing(
             finally:
                 watch.cancel()
                 await asyncio.wait({watch})
-                finish = finish or Finish(writer.outcome, granted.attempt)
                 recorded = not writer.lost.is_set() and await _record(session, tick, granted.token, finish)
             if not recorded:
                 raise LockLost(f"the hold on {tick.graph} ended while the block was at work")

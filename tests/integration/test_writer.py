@@ -140,6 +140,18 @@ async def test_an_interrupted_tick_is_continued_once(dsn: str, settings: Setting
     assert rows(dsn, "restock") == [("ran", "script", 2, None)]
 
 
+async def test_an_outcome_may_be_a_word_and_a_wrong_one_is_the_blocks_own_error(dsn: str, settings: Settings):
+    """The names of outcomes are no public import; what cannot be recorded must not leave a tick that seems to run."""
+    async with tickd.sole_writer("restock", settings=settings) as hold:
+        hold.outcome = "interrupted"
+    with pytest.raises(ValueError, match="done"):
+        async with tickd.sole_writer("audit", settings=settings) as hold:
+            hold.outcome = "done"
+
+    assert rows(dsn, "restock") == [("interrupted", "script", 1, None)]
+    assert rows(dsn, "audit") == [("failed", "script", 1, "ValueError")]
+
+
 async def test_a_thread_may_be_made_from_the_tick(settings: Settings):
     """`thread` of the schedule is a rule, not a name."""
     async with tickd.sole_writer(
