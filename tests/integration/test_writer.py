@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -625,6 +627,127 @@ async def test_fire_is_refused_with_the_holders_name_while_the_graph_is_held(
 
     assert refused.returncode == 1
     assert "asks was not run: script (backend" in refused.stdout
+
+
+SLEEPS = """
+import asyncio, os, time
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+
+
+class State(TypedDict, total=False):
+    seconds: float
+
+
+def sync_node(state):
+    print("a node prints", flush=True)
+    os.system("echo a child prints")
+    time.sleep(state["seconds"])
+
+
+async def async_node(state):
+    print("begun", flush=True)
+    await asyncio.sleep(60)
+
+
+def one(node):
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    return builder
+
+
+sync, waits = one(sync_node), one(async_node)
+"""
+SLEEPING = """
+graphs:
+  sync: {graph: "./sleeps.py:sync", every: 1h, timeout: 200ms, input: {seconds: 1}}
+  waits: {graph: "./sleeps.py:waits", every: 1h}
+"""
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_run_past_its_timeout_is_timed_out_and_held_until_its_thread_has_ended(
+    dsn: str, onlooker: Onlooker, tmp_path: Path
+):
+    """Nothing stops a sync node's thread, and a replica that got the lock meanwhile would be a second writer (I1)."""
+    (tmp_path / "schedule.yaml").write_text(SLEEPING)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+
+    fired = run(tmp_path, dsn, "fire", "sync", "--json")
+
+    assert fired.returncode == 1, fired.stderr
+    told = json.loads(fired.stdout)
+    assert told["outcome"] == "timed_out"
+    held = "SELECT outcome, finished_at - admitted_at >= interval '1 second' FROM tickd.ticks"
+    assert onlooker.rows(held) == [("timed_out", True)]
+    # What the graph and its children print is no part of the JSON.
+    assert "a node prints" in fired.stderr
+    assert "a child prints" in fired.stderr
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_graph_that_fails_is_json_for_a_program_as_well(dsn: str, tmp_path: Path):
+    """A program that reads the line must not have to read a traceback."""
+    (tmp_path / "schedule.yaml").write_text(SLEEPING.replace("seconds: 1", "seconds: no number"))
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+
+    fired = run(tmp_path, dsn, "fire", "sync", "--json")
+
+    assert fired.returncode == 1
+    told = json.loads(fired.stdout)
+    assert (told["outcome"], told["error_type"]) == ("failed", "TypeError")
+    assert "Traceback" in fired.stderr
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_run_that_is_told_to_stop_has_not_succeeded(
+    dsn: str, onlooker: Onlooker, tmp_path: Path
+):
+    """An orchestrator takes 0 for done, and would not look again."""
+    (tmp_path / "schedule.yaml").write_text(SLEEPING)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    with firing(tmp_path, dsn, "waits") as process:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert onlooker.rows("SELECT outcome, error_type FROM tickd.ticks") == [("failed", "CancelledError")]
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_fired_run_whose_hold_is_lost_is_stopped(dsn: str, onlooker: Onlooker, tmp_path: Path):
+    """A replica may have the graph by now; a run that saves nothing for a while must not go on beside it (I4)."""
+    (tmp_path / "schedule.yaml").write_text(SLEEPING)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    with firing(tmp_path, dsn, "waits") as process:
+        onlooker.rows(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 7301"
+        )
+        told, _ = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert json.loads(told)["outcome"] == "lock_lost"
+
+
+@contextmanager
+def firing(folder: Path, dsn: str, graph: str) -> Iterator[subprocess.Popen[str]]:
+    """Fire the graph, whose node says `begun` on stderr, and let the block have the process from then on."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tickd", "fire", graph, "--json"],
+        cwd=folder,
+        env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert any("begun" in line for line in process.stderr)
+            yield process
+        finally:
+            process.kill()
 
 
 async def test_a_paused_graph_is_refused_until_it_is_resumed(dsn: str, settings: Settings, tmp_path: Path):

@@ -4,11 +4,13 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +20,12 @@ import typer
 
 from tickd.cli.arguments import Json, usual_schedule
 from tickd.cli.output import print_json
-from tickd.errors import Unusable
+from tickd.errors import DatabaseUnusable, Unusable
 from tickd.tick import Outcome, Tick, instant_text, parse_instant
 
 
+FAILED = 1
+FORCED = 130
 # Whether a task works for the run.
 _of_run: ContextVar[bool] = ContextVar("of_run", default=False)
 
@@ -59,16 +63,15 @@ def fire(
     entry, directory = _entry(schedule, graph), schedule.absolute().parent
     value = None if given is None else _json(given, "--input")
 
-    async def story() -> int:
+    def hold() -> Any:
         from tickd.writer import sole_writer  # noqa: PLC0415  # langgraph takes a second to import
 
-        async with _opened(entry, directory) as loaded:
-            async with sole_writer(graph, thread_id=entry.thread_id, name=_name("fire")) as hold:
-                given = value if value is not None or not hold else await _input(entry, loaded, hold.tick)
-                end = await _invoke(entry, loaded, hold, given)
-            return _tell(end, as_json=as_json)
+        return sole_writer(graph, thread_id=entry.thread_id, name=_name("fire"))
 
-    raise typer.Exit(asyncio.run(story()))
+    async def what(loaded: Any, hold: Any) -> Any:
+        return await _input(entry, loaded, hold.tick) if value is None else value
+
+    raise typer.Exit(_told(_story(entry, directory, hold, what), as_json=as_json))
 
 
 def resume_tick(
@@ -87,24 +90,110 @@ def resume_tick(
     except ValueError as error:
         raise Unusable(f"{error}") from None
 
-    async def story() -> int:
+    def hold() -> Any:
         from tickd.writer import continue_tick  # noqa: PLC0415  # as above
 
-        async with _opened(entry, directory) as loaded:
-            async with continue_tick(tick, name=_name("resume-tick")) as hold:
-                end: _End | Unusable
-                try:
-                    given = await _answered(loaded, hold, answer) if hold else None
-                except Unusable as refusal:
-                    # Not the tick's failure: it waits as before.
-                    hold.outcome, end = Outcome.INTERRUPTED, refusal
-                else:
-                    end = await _invoke(entry, loaded, hold, given)
-            if isinstance(end, Unusable):
-                raise end
-            return _tell(end, as_json=as_json)
+        return continue_tick(tick, name=_name("resume-tick"))
 
-    raise typer.Exit(asyncio.run(story()))
+    async def what(loaded: Any, hold: Any) -> Any:
+        try:
+            return await _answered(loaded, hold, answer)
+        except Unusable as refusal:
+            hold.outcome = Outcome.INTERRUPTED  # not the tick's failure: it waits as before
+            return refusal
+
+    raise typer.Exit(_told(_story(entry, directory, hold, what), as_json=as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What became of it, to be told when it is recorded: a terminal that is gone is no failure of the tick."""
+
+    facts: Mapping[str, Any]
+    sentence: str
+    code: int
+
+
+def _told(story: Coroutine[Any, Any, _End], *, as_json: bool) -> int:
+    """Run the story and print its end alone: what graphs, libraries and child processes print goes to stderr."""
+    try:
+        with _stdout_apart():
+            end = asyncio.run(_until_told_to_stop(story))
+    except asyncio.CancelledError:
+        typer.echo("The run was stopped before it came to its end.", err=True)
+        return FAILED
+    if as_json:
+        print_json(end.facts)
+    elif end.sentence:
+        typer.echo(end.sentence)
+    return end.code
+
+
+@contextmanager
+def _stdout_apart() -> Iterator[None]:
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+
+
+async def _until_told_to_stop(story: Coroutine[Any, Any, _End]) -> _End:
+    """Let the first signal end the story, which waits for threads; the second leaves at once, and takes them with it.
+
+    Postgres frees the lock with the connection then. A process that let it go and lived on would be a second writer.
+    """
+    task = asyncio.ensure_future(story)
+
+    def stop() -> None:
+        if task.cancelling():
+            os._exit(FORCED)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+    return await task
+
+
+async def _story(
+    entry: Any, directory: Path, make_hold: Callable[[], Any], what: Callable[[Any, Any], Awaitable[Any]]
+) -> _End:
+    """Load the graph, hold it, run it, and return what is to be told when the ledger has it."""
+    from tickd.writer import LockLost  # noqa: PLC0415  # as above
+
+    facts: dict[str, Any] = {"graph": entry.name}
+    try:
+        async with _opened(entry, directory) as loaded, make_hold() as hold:
+            end = await _under_hold(entry, loaded, hold, what, facts)
+    except LockLost as error:
+        return _End(facts | {"outcome": "lock_lost"}, f"{error}", FAILED)
+    except (Unusable, DatabaseUnusable):
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever the graph raises is how its tick ended
+        traceback.print_exc()
+        told = {"outcome": "failed", "error_type": type(error).__name__, "error": str(error)}
+        return _End(facts | told, "", FAILED)
+    if isinstance(end, Unusable):
+        raise end
+    return end
+
+
+async def _under_hold(
+    entry: Any, loaded: Any, hold: Any, what: Callable[[Any, Any], Awaitable[Any]], facts: dict[str, Any]
+) -> _End | Unusable:
+    """Run the graph if it is held, and note in `facts` what became of it; an answer that is refused is returned as it is."""
+    facts["fire_time"] = instant_text(hold.tick.fire_time)
+    if not hold:
+        holder = hold.holder.replica if hold.holder else None
+        facts |= {"outcome": "skipped", "reason": hold.reason, "holder": holder}
+        return _End(facts, _refusal(hold), FAILED)
+    given = await what(loaded, hold)
+    return given if isinstance(given, Unusable) else await _invoke(entry, loaded, hold, given, facts)
 
 
 async def _answered(loaded: Any, hold: Any, answer: Any) -> Any:
@@ -161,36 +250,12 @@ async def _input(entry: Any, loaded: Any, tick: Tick) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What became of it, to be told when it is recorded: a terminal that is gone is no failure of the tick."""
-
-    facts: Mapping[str, Any]
-    sentence: str
-    code: int
-
-
-async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any) -> _End:
-    """Run the graph under the hold; the code is 1 when it was refused, or took longer than its timeout."""
-    facts: dict[str, Any] = {"graph": entry.name, "fire_time": instant_text(hold.tick.fire_time)}
-    if not hold:
-        holder = hold.holder.replica if hold.holder else None
-        facts |= {"outcome": "skipped", "reason": hold.reason, "holder": holder}
-        return _End(facts, _refusal(hold), 1)
+async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any, facts: dict[str, Any]) -> _End:
+    """Run the graph under the hold, and note on it and in `facts` what became of it."""
     from tickd.log import plain  # noqa: PLC0415  # as above
 
     began = time.monotonic()
-    waits_for: tuple[Any, ...] = ()
-    limit = asyncio.timeout(entry.timeout and entry.timeout.total_seconds())
-    try:
-        async with limit:
-            waits_for = await _run(entry, loaded, hold, given)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        hold.outcome = Outcome.TIMED_OUT
-    if waits_for:
-        hold.outcome = Outcome.INTERRUPTED
+    waits_for = await _run(entry, loaded, hold, given)
     took = round((time.monotonic() - began) * 1000, 1)
     thread_id = hold.config["configurable"]["thread_id"]
     facts |= {"outcome": hold.outcome.value, "thread_id": thread_id, "duration_ms": took}
@@ -199,27 +264,41 @@ async def _invoke(entry: Any, loaded: Any, hold: Any, given: Any) -> _End:
         facts["interrupts"] = plain(waits_for)
         waits = f" and waits for an answer: {facts['interrupts']}"
     sentence = f"{hold.tick} {hold.outcome.value} in {took:g} ms{waits}"
-    return _End(facts, sentence, 1 if hold.outcome is Outcome.TIMED_OUT else 0)
+    return _End(facts, sentence, 0 if hold.outcome in (Outcome.RAN, Outcome.INTERRUPTED) else FAILED)
 
 
 async def _run(entry: Any, loaded: Any, hold: Any, given: Any) -> tuple[Any, ...]:
-    """Run the graph to its real end, the threads of its sync nodes included, and return what it waits for."""
+    """Run the graph to its real end, the threads of its sync nodes included, and return what it waits for.
+
+    It is stopped at its timeout, as `hold.outcome` says then, and for a lost hold, which leaving that tells.
+    """
     from tickd.graphs import bind, invoke  # noqa: PLC0415  # as above
 
     graph, saver = bind(loaded.graph, hold.saver)
     threads = _NodeThreads()
     asyncio.get_running_loop().set_default_executor(threads)
     _of_run.set(True)
+    run = asyncio.ensure_future(
+        invoke(graph, given, _config(entry, hold), context=entry.context, durability=entry.durability)
+    )
+    lost = asyncio.ensure_future(hold.lost.wait())
     try:
-        waits_for = await invoke(
-            graph, given, _config(entry, hold), context=entry.context, durability=entry.durability
-        )
+        seconds = entry.timeout and entry.timeout.total_seconds()
+        await asyncio.wait({run, lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        stopped = not run.done()
+        if stopped and not lost.done():
+            hold.outcome = Outcome.TIMED_OUT
     finally:
+        run.cancel()
+        lost.cancel()
+        await asyncio.wait({run, lost})
         # Cancelled, the graph is over at once, and a thread of it goes on: the hold has to outlast that.
         pending = map(asyncio.wrap_future, tuple(threads.of_run))
         await asyncio.gather(*pending, return_exceptions=True)
+    waits_for = () if stopped else run.result()
     if waits_for:
         saver.raise_lost()
+        hold.outcome = Outcome.INTERRUPTED
     return waits_for
 
 
@@ -276,11 +355,3 @@ def _json(text: str, option: str) -> Any:
 
 def _name(command: str) -> str:
     return f"{command}-{os.getpid()}"
-
-
-def _tell(end: _End, *, as_json: bool) -> int:
-    if as_json:
-        print_json(end.facts)
-    else:
-        typer.echo(end.sentence)
-    return end.code
