@@ -640,8 +640,8 @@ class State(TypedDict, total=False):
 
 
 def sync_node(state):
-    print("a node prints", flush=True)
     os.system("echo a child prints")
+    print("a node prints", "begun", flush=True)
     time.sleep(state["seconds"])
 
 
@@ -662,6 +662,7 @@ sync, waits = one(sync_node), one(async_node)
 SLEEPING = """
 graphs:
   sync: {graph: "./sleeps.py:sync", every: 1h, timeout: 200ms, input: {seconds: 1}}
+  long: {graph: "./sleeps.py:sync", every: 1h, input: {seconds: 60}}
   waits: {graph: "./sleeps.py:waits", every: 1h}
 """
 
@@ -714,6 +715,19 @@ async def test_a_fired_run_that_is_told_to_stop_has_not_succeeded(
     assert process.returncode == 1
     assert "Traceback" not in said
     assert onlooker.rows("SELECT outcome, error_type FROM tickd.ticks") == [("failed", "CancelledError")]
+
+
+@pytest.mark.usefixtures("settings")
+async def test_a_second_signal_takes_a_fired_runs_thread_with_it(dsn: str, tmp_path: Path):
+    """A process that let the lock go and waited for its thread would be a second writer for as long."""
+    (tmp_path / "schedule.yaml").write_text(SLEEPING)
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    with firing(tmp_path, dsn, "long") as process:
+        process.terminate()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+    assert process.returncode == 130
 
 
 @pytest.mark.usefixtures("settings")
