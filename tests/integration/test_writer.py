@@ -243,6 +243,18 @@ async def test_what_postgres_cannot_have_is_a_fault_of_the_command_line(dsn: str
         assert (asked.returncode, "Traceback" in asked.stderr) == (2, False), asked.stderr
 
 
+@pytest.mark.usefixtures("settings")
+async def test_an_order_to_a_read_only_server_is_refused_in_a_sentence(dsn: str, tmp_path: Path):
+    """To ask, a standby will do; to pause, it will not."""
+    read_only = f"{dsn}{'&' if '?' in dsn else '?'}options=-c%20default_transaction_read_only%3Don"
+
+    assert run(tmp_path, read_only, "status").returncode == 0
+    refused = run(tmp_path, read_only, "pause", "restock")
+
+    assert (refused.returncode, "Traceback" in refused.stderr) == (3, False), refused.stderr
+    assert "read-only" in refused.stderr
+
+
 def test_without_an_event_loop_the_same_lock_and_the_same_saver(dsn: str):
     """A notebook and a cron script have no loop, and the same threads to spoil."""
     import asyncio  # noqa: PLC0415  # only this test has no loop

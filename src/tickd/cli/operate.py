@@ -166,7 +166,7 @@ def _ask(question: Callable[[Any], Awaitable[T]]) -> T:
         ) from None
     except (psycopg.DataError, UnicodeEncodeError) as error:
         raise Unusable(f"Postgres cannot have a graph, or a number, like that: {error}") from None
-    except (psycopg.OperationalError, TimeoutError, OSError) as error:
+    except (psycopg.Error, TimeoutError, OSError) as error:
         reason = dsn.redact(str(error)).strip() or type(error).__name__
         raise DatabaseUnusable(f"{dsn.describe()} cannot be asked: {reason}") from None
 
