@@ -25,7 +25,7 @@ from tickd.graph_thread import GraphThread
 from tickd.lock import LockPlace, closing, open_session
 from tickd.log import Log, text_of
 from tickd.policy import backoff
-from tickd.pool import Pool
+from tickd.pool import Pool, shut_down
 from tickd.retention import BatchSize, Removed, remove_old_threads, remove_old_ticks
 from tickd.runner import Unreachable
 from tickd.stop import Stop
@@ -41,6 +41,7 @@ LOOK_AT_CLOCK_EVERY = timedelta(milliseconds=500)
 RETAIN_EVERY = timedelta(seconds=60)
 LEAST_JUMP = timedelta(seconds=1)
 BEAT_EVERY = timedelta(seconds=2)
+LEAVE_WITHIN = timedelta(seconds=3)
 # A session that has listened for so long is replaced without a pause when it ends.
 PRESENT_FOR = timedelta(seconds=2)
 LOOK_AT_LOOP_EVERY = timedelta(milliseconds=250)
@@ -310,6 +311,10 @@ class Upkeep:
             if hearing.done():
                 hearing.result()
         finally:
+            if self._stop.requested:
+                # What is asked from here on, and may be asked already, holds no exit up where there is no answer.
+                connection = present.session.connection
+                asyncio.get_running_loop().call_later(LEAVE_WITHIN.total_seconds(), shut_down, connection)
             hearing.cancel()
             stop.cancel()
             await asyncio.wait({hearing, stop})
