@@ -28,6 +28,7 @@ from tests.replicas import python_path
 from tickd import LockLost
 from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import is_refused
+from tickd.migrations import LOCK_KEY
 from tickd.settings import Settings, read_settings
 from tickd.tick import Outcome, SkipReason
 from tickd.writer import continue_tick
@@ -798,6 +799,20 @@ def test_the_guard_is_removed_and_brought_back_by_name(dsn: str, tmp_path: Path)
     assert run(tmp_path, dsn, "migrate", "--remove-guard").stdout == "The guard is removed.\n"
     assert run(tmp_path, dsn, "migrate", "--remove-guard").stdout == "There was no guard.\n"
     assert "Migrated" in run(tmp_path, dsn, "migrate").stdout
+
+
+def test_a_command_that_is_told_to_stop_has_not_done_its_work(dsn: str, onlooker: Onlooker):
+    """The job that migrates would be complete, and the replicas that come after it would find no tables."""
+    import asyncio  # noqa: PLC0415  # as above
+
+    onlooker.rows("SELECT pg_advisory_lock(%s)", LOCK_KEY)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tickd", "migrate"], env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin"}
+    ) as process:
+        asyncio.run(onlooker.until(lambda: onlooker.sessions("tickd/"), seconds=30))
+        process.terminate()
+
+    assert process.returncode == 1
 
 
 def test_the_public_names_are_typed_and_few():
