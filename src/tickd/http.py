@@ -14,6 +14,7 @@ from tickd.errors import Unusable
 
 
 PATIENCE = 5.0
+HEAD_PATIENCE = 1.0
 LONGEST_LINE = 4096
 
 # A check returns whether all is well, and facts to show beside it.
@@ -31,7 +32,9 @@ async def serving(address: str | None, checks: Mapping[str, Check]) -> AsyncIter
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                writer.write(_response(await reader.readline(), checks))
+                line = await reader.readline()
+                await _read_to_blank_line(reader)
+                writer.write(_response(line, checks))
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass  # a client that went away, or that never sent a line
@@ -46,6 +49,16 @@ async def serving(address: str | None, checks: Mapping[str, Check]) -> AsyncIter
         raise Unusable(f"TICKD_HTTP={address}: cannot listen there: {error}") from None
     async with server:
         yield
+
+
+async def _read_to_blank_line(reader: asyncio.StreamReader) -> None:
+    """Let the client finish: one that still writes when the link is closed finds it broken, and may miss the answer."""
+    with suppress(
+        TimeoutError, ValueError
+    ):  # who sends no blank line, or one that is too long, is answered all the same
+        async with asyncio.timeout(HEAD_PATIENCE):
+            while (await reader.readline()).strip():
+                pass
 
 
 def _response(request_line: bytes, checks: Mapping[str, Check]) -> bytes:
