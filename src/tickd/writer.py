@@ -26,6 +26,7 @@ from tickd.errors import DatabaseUnusable, Unusable
 from tickd.fence import FencedSaver, is_refused
 from tickd.ledger import Finish
 from tickd.lock import Attempt, Holder, LockPlace, LockSession, closing, open_session, pooler_complaint
+from tickd.log import text_of
 from tickd.settings import Settings, read_settings
 from tickd.tick import Outcome, SkipReason, Tick, instant_text, run_id
 
@@ -92,7 +93,8 @@ async def sole_writer(
     """Be the one writer of the graph for the length of the block, or learn at once who is.
 
     `thread_id` is the thread to write to, or makes it from the tick: the graph's name for one with `thread: per_graph`; by
-    default one of this tick's own. `name` is what others see as the holder. `settings` default to the environment: TICKD_DATABASE_URL and so on.
+    default one of this tick's own. `name` is what others see as the holder. `settings` default to the environment: TICKD_DATABASE_URL and so on;
+    where they are given, their `replica` is the name.
 
     An exception of the block ends the tick as failed and goes on its way; one that follows from a lost hold comes as
     LockLost. Raises DatabaseUnusable when Postgres cannot be reached or has no tables of tickd for this role, and when a
@@ -192,7 +194,7 @@ async def _writing(
                 yield writer
                 finish = Finish(Outcome(writer.outcome), granted.attempt)
             except BaseException as error:
-                finish = Finish(Outcome.FAILED, granted.attempt, type(error).__name__, str(error))
+                finish = Finish(Outcome.FAILED, granted.attempt, type(error).__name__, text_of(error))
                 if is_refused(error):
                     raise LockLost(f"the hold on {tick.graph} ended while the block was at work") from error
                 raise

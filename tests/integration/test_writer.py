@@ -96,6 +96,20 @@ async def test_an_exception_ends_the_tick_as_failed_and_lets_go(dsn: str, settin
     assert rows(dsn, "restock") == [("failed", "script", 1, "ZeroDivisionError"), ("ran", "script", 2, None)]
 
 
+async def test_an_exception_that_has_no_text_ends_the_tick_as_failed_as_well(dsn: str, settings: Settings):
+    """Where its text raised, the block's error was lost for that one, and the tick recorded as one that ran."""
+
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(Wordless):
+        async with tickd.sole_writer("restock", settings=settings):
+            raise Wordless
+
+    assert rows(dsn, "restock") == [("failed", "script", 1, "Wordless")]
+
+
 async def test_a_plain_saver_is_refused_on_a_thread_of_tickd_and_passes_on_others(
     dsn: str, settings: Settings
 ):

@@ -164,6 +164,7 @@ async def _story(
     entry: Any, directory: Path, make_hold: Callable[[], Any], what: Callable[[Any, Any], Awaitable[Any]]
 ) -> _End:
     """Load the graph, hold it, run it, and return what is to be told when the ledger has it."""
+    from tickd.log import text_of  # noqa: PLC0415  # as above
     from tickd.writer import LockLost  # noqa: PLC0415  # as above
 
     facts: dict[str, Any] = {"graph": entry.name}
@@ -176,7 +177,7 @@ async def _story(
         raise
     except Exception as error:  # noqa: BLE001  # whatever the graph raises is how its tick ended
         traceback.print_exc()
-        told = {"outcome": "failed", "error_type": type(error).__name__, "error": str(error)}
+        told = {"outcome": "failed", "error_type": type(error).__name__, "error": text_of(error)}
         return _End(facts | told, "", FAILED)
     if isinstance(end, Unusable):
         raise end
