@@ -39,7 +39,7 @@ NOTHING_WAITS = object()
 
 
 class LockLost(Exception):
-    """The hold ended while its block was at work; what the block wrote after that has been refused."""
+    """The hold ended while its block was at work; what the block wrote after the next hold had begun has been refused."""
 
 
 @dataclass(slots=True)
