@@ -17,10 +17,10 @@ SET paused_at = COALESCE(paused_at, clock_timestamp())
 WHERE space = %s AND graph = %s
 RETURNING paused_at
 """
-# No fire time of the pause is made up for.
+# No fire time of the pause is made up for; what a graph that is not paused has missed is.
 RESUME = """
 UPDATE tickd.graphs
-SET paused_at = NULL, fires_since = clock_timestamp()
+SET paused_at = NULL, fires_since = CASE WHEN paused_at IS NULL THEN fires_since ELSE clock_timestamp() END
 WHERE space = %s AND graph = %s
 RETURNING fires_since
 """

@@ -22,6 +22,7 @@ from tickd.admissions import HOLD_AND_ADMIT, NO_RUN
 from tickd.fleet import Account, Fleet
 from tickd.lock import LockSession, closing, open_session
 from tickd.migrations import migrate_at
+from tickd.operation import Operation
 from tickd.stop import Stop
 from tickd.tick import Tick, run_id
 
@@ -577,6 +578,20 @@ async def test_a_paused_graph_fires_at_no_time(open_as: Open, look: Onlooker):
     await look.execute("UPDATE tickd.graphs SET paused_at = clock_timestamp() WHERE graph = 'restock'")
 
     assert list(await since(a, "restock", "audit")) == ["audit"]
+
+
+async def test_only_a_pause_is_forgotten_when_a_graph_is_resumed(open_as: Open, look: Onlooker):
+    """An order too many must not take away what is made up for after all replicas were down."""
+    a = Fleet(await open_as("a"))
+    await a.register({"restock": "every 5s"})
+    before = await since(a, "restock")
+    operation = Operation(look, SPACE)
+
+    assert await operation.resume("restock") == before["restock"]
+    assert await since(a, "restock") == before
+    await operation.pause("restock")
+    await operation.resume("restock")
+    assert (await since(a, "restock"))["restock"] > before["restock"]
 
 
 # The books
