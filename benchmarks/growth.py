@@ -98,7 +98,8 @@ def statements() -> Iterator[tuple[str, Any, Any]]:
     yield "RECORD", ledger.RECORD.one, tick | outcome
     yield "WAITING", ledger.WAITING, [SPACE]
     yield "SUSPECTS", ledger.SUSPECTS, [SPACE]
-    yield "WORK", claim.WORK, [SPACE]
+    yield "ANY_OPEN", ledger.ANY_OPEN, [SPACE]
+    yield "WORK", claim.WORK, claimed
     due = {
         "graphs": [graph],
         "keys": [1],

@@ -132,11 +132,8 @@ def _flag(value: Any) -> bool:
 
 
 def _instant(value: Any) -> datetime:
-    try:
-        instant = parse_instant(text(value))
-    except OverflowError:  # on this side of the years 1 and 9999 in its own zone, and beyond them in UTC
-        instant = None
-    if instant is None or not FIRST_YEAR <= instant.year <= LAST_YEAR:
+    instant = parse_instant(text(value))
+    if not FIRST_YEAR <= instant.year <= LAST_YEAR:
         raise ValueError(f"{value!r} is not within the years {FIRST_YEAR} to {LAST_YEAR}")
     return instant
 

@@ -776,7 +776,8 @@ async def test_a_fired_run_whose_hold_is_lost_is_stopped(dsn: str, onlooker: Onl
 def firing(folder: Path, dsn: str, graph: str) -> Iterator[subprocess.Popen[str]]:
     """Fire the graph, whose node says `begun` on stderr, and let the block have the process from then on."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tickd", "fire", graph, "--json"],
+        # What runs the tests may ignore Ctrl-C, as a shell lets what it starts in the background.
+        ["env", "--default-signal=INT", sys.executable, "-m", "tickd", "fire", graph, "--json"],
         cwd=folder,
         env={"TICKD_DATABASE_URL": dsn, "PATH": "/usr/bin:/bin"},
         stdout=subprocess.PIPE,
