@@ -292,13 +292,14 @@ async def hold_and_admit(
     unanswered = {} if unanswered is None else unanswered
     try:
         answer = await _hold_and_admit(session, tick, values, unanswered)
-        if answer.held and answer.known and tick in unanswered and answer.replica == session.place.replica:
-            again = await admit(session, session.fetch(ADMIT_AGAIN, session.common_values() | values))
-            if again is not None:
-                return True, Admission(*again)
+        again = await _admit_again(session, values, answer) if tick in unanswered else None
     except Exception as error:
         unanswered[tick] = error
         raise
+    if again is not None:
+        return True, again
+    if answer.held is not False and not answer.known:
+        unanswered.pop(tick, None)  # what had no answer has come to nothing, and this is one
     if answer.token is not None:
         return True, Admission(answer.token, answer.attempt, thread_id)
     if answer.held is False:
@@ -308,6 +309,14 @@ async def hold_and_admit(
     if answer.barred == Outcome.HANDED_OFF:
         return None, _unfinished(*answer.barring)
     return None, Refusal(SkipReason(answer.barred))
+
+
+async def _admit_again(session: LockSession, values: dict[str, Any], answer: _Answer) -> Admission | None:
+    """Admit the tick once more if the answer is that it has been admitted to this replica; else None."""
+    if not (answer.held and answer.known and answer.replica == session.place.replica):
+        return None
+    again = await admit(session, session.fetch(ADMIT_AGAIN, session.common_values() | values))
+    return None if again is None else Admission(*again)
 
 
 async def _hold_and_admit(

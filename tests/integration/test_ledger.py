@@ -453,6 +453,18 @@ async def test_a_hand_off_of_a_paused_graph_waits_until_it_is_resumed(
     assert admission is not None
 
 
+async def test_a_refusal_settles_a_try_that_had_no_answer(open_as: Open, onlooker: Onlooker):
+    """The tick is not in the ledger: to tell it as one that may have been admitted here would hide the reason."""
+    await ended(await open_as("a"), tick())
+    onlooker.connection.execute(PAUSE)
+    unanswered: dict[Tick, Exception] = {tick(1): TimeoutError("no answer")}
+
+    answer = await admit(await open_as("b"), tick(1), unanswered=unanswered)
+
+    assert answer == (None, Refusal(SkipReason.PAUSED))
+    assert unanswered == {}
+
+
 async def test_a_hand_off_whose_graph_is_paused_after_the_look_is_not_resumed(
     open_as: Open, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
 ):
