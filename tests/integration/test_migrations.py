@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from math import inf
 
@@ -199,37 +201,45 @@ async def test_tickd_migrate_says_which_database_it_cannot_reach():
     assert PASSWORD not in str(refused.value)
 
 
-async def test_tickd_migrate_says_that_its_session_was_ended(
-    place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
-):
-    """A database that restarts in the middle is no fault of tickd's: a sentence and exit code 3, and it goes on from there."""
+@pytest.fixture
+def cut_off_in_the_middle(
+    onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+) -> AbstractContextManager[None]:
+    """For the length of a block, end the session of whoever comes to the saver's own tables."""
 
     async def cut_off(_: object) -> None:
         ((pid, *_rest),) = onlooker.sessions("tickd/a")
         onlooker.terminate(pid)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("tickd.migrations.AsyncPostgresSaver.setup", cut_off)
-        with pytest.raises(DatabaseUnusable, match="broke off, and what has been done stands"):
-            await migrate_at(place, deadline=inf)
+    @contextmanager
+    def cutting_off() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr("tickd.migrations.AsyncPostgresSaver.setup", cut_off)
+            yield
+
+    return cutting_off()
+
+
+async def test_tickd_migrate_says_that_its_session_was_ended(
+    place: LockPlace, cut_off_in_the_middle: AbstractContextManager[None]
+):
+    """A database that restarts in the middle is no fault of tickd's: a sentence and exit code 3, and it goes on from there."""
+    with (
+        cut_off_in_the_middle,
+        pytest.raises(DatabaseUnusable, match="broke off, and what has been done stands"),
+    ):
+        await migrate_at(place, deadline=inf)
 
     _, after = await migrate_at(place, deadline=inf)
     assert after.current
 
 
 async def test_a_migration_cut_off_by_its_server_leaves_the_lock_to_the_next(
-    place: LockPlace, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+    place: LockPlace, cut_off_in_the_middle: AbstractContextManager[None]
 ):
     """The error that comes out is the one that happened, not that of the unlock after it."""
-
-    async def cut_off(_: object) -> None:
-        ((pid, *_rest),) = onlooker.sessions("tickd/a")
-        onlooker.terminate(pid)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tickd.migrations.AsyncPostgresSaver.setup", cut_off)
-        with pytest.raises(psycopg.OperationalError):
-            await bring_up(place)
+    with cut_off_in_the_middle, pytest.raises(psycopg.OperationalError):
+        await bring_up(place)
 
     _, after = await bring_up(place)
     assert after.current
