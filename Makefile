@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # `make EDITABLE= test` installs the package as a user would get it, which is what the gate tests.
 EDITABLE ?= -e
-# Two files at a time: most tests of the chaos tier wait for clocks and sessions, not for a processor.
-PYTEST ?= -m pytest --numprocesses 2 --dist loadfile
+# Three files at a time: most tests of the chaos tier wait for clocks and sessions, not for a processor.
+PYTEST ?= -m pytest --numprocesses 3 --dist loadfile
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE := $(shell find src -type f -not -name '*.pyc')
